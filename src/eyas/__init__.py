@@ -1,0 +1,1 @@
+"""Eyas: lossless speculative decoding with context-aware draft trees (EAGLE-2)."""

@@ -1,0 +1,69 @@
+"""The seam to whatever guesses: an EAGLE head, a small model, an n-gram index.
+
+A drafter holds weights and makes sessions; a session holds one request's state (the drafter's own K/V). How a
+tree grows is not the drafter's business: a session scores children of nodes, a policy decides which
+(``eyas.policies.base.grow_tree`` joins the two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from eyas.policies.base import TreePolicy
+from eyas.targets.base import Features
+from eyas.tree import DraftTree, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Children:
+    """The k most confident children of each of n nodes, best first.
+
+    Attributes:
+        tokens: [n, k] int64 target token ids.
+        log_probs: [n, k] float32 log confidence given the parent, non-increasing along k.
+    """
+
+    tokens: Ints
+    log_probs: Floats
+
+
+class DraftSession(Protocol):
+    """One request's drafter state."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens taken in so far: pairs (feature of position i, token at i + 1)."""
+        ...
+
+    def commit(self, tokens: Sequence[int], features: Features) -> None:
+        """Take in n committed tokens and the n target features *before* them.
+
+        ``tokens[i]`` is the token that follows the position whose feature is ``features[i]``. This pairing is the
+        one place where EAGLE's shift by one lives. Guessed state of the last cycle is forgotten: only true
+        features enter the drafter's K/V.
+        """
+        ...
+
+    def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
+        """Grow a tree below ``root`` (the last committed token), at most ``max_depth`` levels deep."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` pairs."""
+        ...
+
+
+class Drafter(Protocol):
+    """Weights that can guess for one target."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def feature_levels(self) -> int:
+        """Feature levels it needs from the target (0: none, 1: EAGLE-1/2, 3: EAGLE-3)."""
+        ...
+
+    def new_session(self) -> DraftSession: ...

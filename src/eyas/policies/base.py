@@ -1,0 +1,123 @@
+"""How a tree grows: the candidates, the seam every policy fills, and the one loop that joins it to a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from eyas.tree import DraftTree, Floats, Ints
+
+if TYPE_CHECKING:
+    from eyas.drafters.base import Children
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every node generated so far in one cycle, level by level, the root first.
+
+    Attributes:
+        tokens: [C] int64.
+        parents: [C] int64 indices into the candidates; -1 for the root.
+        log_probs: [C] float32, log confidence given the parent; 0 for the root.
+        log_values: [C] float32, log path value: sum of log_probs from the root down; 0 for the root.
+        ranks: [C] int64, 0 for a parent's most confident child, 1 for the next, ...
+        levels: offsets of the levels: level d is ``levels[d] : levels[d + 1]``; level 0 is the root.
+    """
+
+    tokens: Ints
+    parents: Ints
+    log_probs: Floats
+    log_values: Floats
+    ranks: Ints
+    levels: tuple[int, ...]
+
+    @classmethod
+    def root(cls, token: int) -> Candidates:
+        zero = np.zeros(1, np.float32)
+        return cls(np.array([token]), np.array([-1]), zero, zero, np.zeros(1, np.int64), (0, 1))
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root."""
+        return len(self.levels) - 2
+
+    @property
+    def newest(self) -> slice:
+        """The deepest level."""
+        return slice(self.levels[-2], self.levels[-1])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def with_children(self, expanded: Ints, children: Children) -> Candidates:
+        """A level deeper: ``children`` [n, k] of the nodes ``expanded`` [n], in that order."""
+        n, k = children.tokens.shape
+        values = self.log_values[expanded, None] + children.log_probs  # [n, k]
+        return Candidates(
+            tokens=np.concatenate([self.tokens, children.tokens.ravel()]),
+            parents=np.concatenate([self.parents, np.repeat(expanded, k)]),
+            log_probs=np.concatenate([self.log_probs, children.log_probs.ravel()]),
+            log_values=np.concatenate([self.log_values, values.ravel()]),
+            ranks=np.concatenate([self.ranks, np.tile(np.arange(k), n)]),
+            levels=(*self.levels, len(self) + n * k),
+        )
+
+
+class TreePolicy(Protocol):
+    """Decides which nodes to expand and which to verify. Pure: all state is in the candidates."""
+
+    @property
+    def num_steps(self) -> int:
+        """Drafter passes per cycle at most = deepest level."""
+        ...
+
+    @property
+    def topk(self) -> int:
+        """Children asked of the drafter per expanded node."""
+        ...
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes verified at most, root excluded."""
+        ...
+
+    def expand(self, candidates: Candidates) -> Ints:
+        """[n] int64, indices within the newest level to expand next (increasing); empty stops the growth.
+
+        Asked from the root on (``candidates.depth == 0``), until ``num_steps`` levels exist.
+        """
+        ...
+
+    def select(self, candidates: Candidates) -> Ints:
+        """[m] int64, increasing indices of the nodes to verify, root excluded, closed under parents."""
+        ...
+
+
+def grow_tree(
+    root: int, policy: TreePolicy, max_depth: int, score: Callable[[Candidates, Ints], Children]
+) -> DraftTree:
+    """Expand level by level, then keep what the policy selects (EAGLE-2, section 4).
+
+    Args:
+        root: the last committed token.
+        policy: decides.
+        max_depth: levels allowed below the root; 0 gives a tree without draft tokens.
+        score: one drafter pass over the given candidates, returns their children.
+    """
+    candidates = Candidates.root(root)
+    while candidates.depth < min(policy.num_steps, max_depth):
+        chosen = policy.expand(candidates)
+        if len(chosen) == 0:
+            break
+        candidates = candidates.with_children(chosen, score(candidates, chosen))
+    kept = np.concatenate([np.zeros(1, np.int64), policy.select(candidates)])
+    position = np.full(len(candidates) + 1, -1)
+    position[kept] = np.arange(len(kept))
+    return DraftTree(
+        tokens=candidates.tokens[kept],
+        parents=position[candidates.parents[kept]],
+        log_values=candidates.log_values[kept],
+    )

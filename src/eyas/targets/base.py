@@ -1,0 +1,120 @@
+"""The seam to the model whose output must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from eyas.tree import DraftTree, Floats, Ints
+
+Features = Any
+"""Per-token hidden states in whatever form the target keeps them (a torch tensor on its device, a numpy
+array). The loop never looks inside: it indexes rows (``features[rows]``) and hands them to the drafter."""
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """What the rest of the house may know about a target.
+
+    Attributes:
+        name: as the user gave it.
+        vocab_size: V.
+        hidden_size: H.
+        num_layers: L.
+        max_positions: context limit in tokens, prompt and answer together.
+        eos_token_ids: every id that ends an answer (generation_config's list included).
+        engine: "transformers" or "native".
+        dtype: weight type: "float32", "bfloat16", "int8", ...
+        feature_levels: how many hidden states of size H stand side by side in one feature row: 1 (the input of
+            lm_head, EAGLE-1/2) or 3 (inputs of layers 2, L//2 and L-3, EAGLE-3).
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    engine: str
+    dtype: str
+    feature_levels: int = 1
+
+
+class TargetOutput(Protocol):
+    """Logits and features of the rows of one pass; N rows, stays on the target's device until asked."""
+
+    @property
+    def features(self) -> Features:
+        """[N, feature_levels * H], row i belongs to row i of the tree (or of the prefilled tokens)."""
+        ...
+
+    def argmax(self) -> Ints:
+        """[N] int64 on the host: index of the (first) largest logit of each row with logits."""
+        ...
+
+    def row(self, node: int) -> Floats:
+        """[V] float32 on the host: the raw logits of one row; a fresh array the caller may change."""
+        ...
+
+
+class TargetCache(Protocol):
+    """K/V of one request. Rows written by ``verify`` are provisional until ``commit``."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens whose K/V are held."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the provisional rows ``path`` (node indices of the last verified tree, root first, increasing)
+        in this order right after the committed prefix, and forget the others."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from position ``length`` on."""
+        ...
+
+
+class Target(Protocol):
+    """A causal language model that can verify trees. Holds weights only: all state is in the caches."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def new_cache(self, capacity: int | None = None) -> TargetCache:
+        """An empty cache for one request; ``capacity`` in tokens is a hint, the cache grows."""
+        ...
+
+    def prefill(self, cache: TargetCache, tokens: Sequence[int]) -> TargetOutput:
+        """Append T >= 1 tokens to the committed prefix (chunked inside as needed).
+
+        Returns features for all T rows ([T, F]); logits for the last row only, addressed as row 0 / -1
+        (``argmax`` has length 1).
+        """
+        ...
+
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
+        """One pass over the trees of several requests. Row i of a tree sees its cache's committed prefix, its own
+        ancestors and itself; its position is ``cache.length + depth``. Logits for all rows."""
+        ...
+
+
+class ArrayOutput:
+    """TargetOutput over plain numpy arrays: logits [R, V] float32, features [N, F]."""
+
+    def __init__(self, logits: Floats, features: Features) -> None:
+        self._logits = logits
+        self._features = features
+
+    @property
+    def features(self) -> Features:
+        return self._features
+
+    def argmax(self) -> Ints:
+        return self._logits.argmax(axis=-1).astype(np.int64)
+
+    def row(self, node: int) -> Floats:
+        return self._logits[node].astype(np.float32, copy=True)
