@@ -1,0 +1,100 @@
+"""The shape of an EAGLE-1/2 head, and the tensors a head of that shape consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.errors import InvalidInputError
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+"""Accepted values of ``hidden_act``; "swish" is another name of "silu"."""
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Everything that fixes a head's arithmetic; field names are those of a Llama ``config.json``.
+
+    Attributes:
+        hidden_size: H, that of the target.
+        intermediate_size: width of the gated MLP.
+        num_attention_heads: query heads.
+        num_key_value_heads: key/value heads; divides ``num_attention_heads``.
+        head_dim: size of one attention head, even; need not be ``hidden_size / num_attention_heads``.
+        vocab_size: V, that of the target.
+        num_layers: decoder layers; 1 as published. Layers after the first have an input norm.
+        rms_norm_eps: added to the mean square under the root.
+        rope_theta: base of the rotary frequencies; official heads use 10000 whatever their target uses.
+        rope_scaling: how the frequencies are stretched, as in ``config.json`` (see ``eyas.heads.rope``).
+        max_position_embeddings: positions the head was made for.
+        fc_bias: ``fc`` has a bias (``bias`` in ``config.json``).
+        qkv_bias: the query, key and value projections have biases (Qwen2).
+        draft_vocab_size: rows of lm_head that are scored, or None for all of them.
+        hidden_act: activation of the MLP's gate, one of ``ACTIVATIONS``.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    num_layers: int = 1
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    max_position_embeddings: int = 2048
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    draft_vocab_size: int | None = None
+    hidden_act: str = "silu"
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        for name in (*sizes, "vocab_size", "num_layers", "max_position_embeddings"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInputError(f"{name} of an EAGLE head must be a whole number >= 1, got {value!r}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise InvalidInputError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.head_dim % 2:
+            raise InvalidInputError(f"head_dim must be even, rotary embedding turns pairs; got {self.head_dim}")
+        if self.hidden_act not in ACTIVATIONS:
+            raise InvalidInputError(f"hidden_act {self.hidden_act!r} is unknown; known: {', '.join(ACTIVATIONS)}")
+        if not self.rope_theta > 0 or not self.rms_norm_eps > 0:
+            raise InvalidInputError(
+                f"rope_theta and rms_norm_eps must be positive, got {self.rope_theta!r} and {self.rms_norm_eps!r}"
+            )
+        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise InvalidInputError(
+                f"draft_vocab_size must lie between 1 and vocab_size ({self.vocab_size}), got {self.draft_vocab_size}"
+            )
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the head's own weights in the official checkpoint layout.
+
+        ``fc.weight`` [H, 2H] reads the embedding first, the feature second.
+        """
+        hidden, mlp = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
+        if self.fc_bias:
+            shapes["fc.bias"] = (hidden,)
+        for layer in range(self.num_layers):
+            at = f"layers.{layer}."
+            if layer > 0:
+                shapes[at + "input_layernorm.weight"] = (hidden,)
+            for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+                shapes[f"{at}self_attn.{name}.weight"] = (rows, hidden)
+                if self.qkv_bias:
+                    shapes[f"{at}self_attn.{name}.bias"] = (rows,)
+            shapes[at + "self_attn.o_proj.weight"] = (hidden, queries)
+            shapes[at + "post_attention_layernorm.weight"] = (hidden,)
+            shapes[at + "mlp.gate_proj.weight"] = (mlp, hidden)
+            shapes[at + "mlp.up_proj.weight"] = (mlp, hidden)
+            shapes[at + "mlp.down_proj.weight"] = (hidden, mlp)
+        return shapes
