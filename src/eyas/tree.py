@@ -68,7 +68,8 @@ class DraftTree:
     @cached_property
     def depths(self) -> Ints:
         """[N] int64: 0 for the root, parent's depth + 1 below."""
-        return self.ancestor_mask.sum(axis=1, dtype=np.int64) - 1
+        depths: Ints = self.ancestor_mask.sum(axis=1, dtype=np.int64) - 1
+        return depths
 
     @cached_property
     def ancestor_mask(self) -> Bools:

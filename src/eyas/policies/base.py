@@ -113,7 +113,10 @@ def grow_tree(
         if len(chosen) == 0:
             break
         candidates = candidates.with_children(chosen, score(candidates, chosen))
-    kept = np.concatenate([np.zeros(1, np.int64), policy.select(candidates)])
+    selected = policy.select(candidates)
+    # A drafter that has fewer guesses than asked for pads them with confidence zero; so do all their descendants.
+    selected = selected[np.isfinite(candidates.log_values[selected])]
+    kept = np.concatenate([np.zeros(1, np.int64), selected])
     position = np.full(len(candidates) + 1, -1)
     position[kept] = np.arange(len(kept))
     return DraftTree(

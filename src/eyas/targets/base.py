@@ -114,7 +114,9 @@ class ArrayOutput:
         return self._features
 
     def argmax(self) -> Ints:
-        return self._logits.argmax(axis=-1).astype(np.int64)
+        best: Ints = self._logits.argmax(axis=-1).astype(np.int64)
+        return best
 
     def row(self, node: int) -> Floats:
-        return self._logits[node].astype(np.float32, copy=True)
+        logits: Floats = self._logits[node].astype(np.float32, copy=True)
+        return logits

@@ -1,0 +1,68 @@
+"""EAGLE-2's context-aware tree: expansion and reranking (arXiv 2406.16858, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from eyas.errors import InvalidInputError
+from eyas.policies.base import Candidates
+from eyas.tree import Floats, Ints
+
+
+@dataclass(frozen=True)
+class DynamicPolicy:
+    """Expand the ``topk`` most valuable nodes of each level, then keep the ``num_draft_tokens`` most valuable of all.
+
+    Attributes:
+        num_steps: levels below the root, one drafter pass each.
+        topk: nodes expanded per level and children per expanded node.
+        num_draft_tokens: nodes verified, root excluded.
+        value: expand by path value V; False expands by the node's own confidence (ablation).
+        rerank: keep the nodes of largest V; False keeps each level's ``topk`` best, shallow levels first, until
+            the budget is spent (ablation).
+
+    Raises:
+        InvalidInputError: a setting below 1.
+    """
+
+    num_steps: int = 5
+    topk: int = 4
+    num_draft_tokens: int = 10
+    value: bool = True
+    rerank: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "topk", "num_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; for no drafting use --draft none"
+                )
+
+    def expand(self, candidates: Candidates) -> Ints:
+        return self._level_best(candidates, candidates.depth)
+
+    def select(self, candidates: Candidates) -> Ints:
+        if self.rerank:
+            # Candidates lie in level order, so a stable sort breaks ties towards the shallower, earlier node. As V
+            # never grows along a path, no node can be kept without its parent.
+            best = 1 + _best(candidates.log_values[1:], self.num_draft_tokens)
+        else:
+            levels = range(1, candidates.depth + 1)
+            best = np.concatenate([self._level_best(candidates, depth) for depth in levels] or [_NONE])
+            best = best[: self.num_draft_tokens]
+        return np.sort(best)
+
+    def _level_best(self, candidates: Candidates, depth: int) -> Ints:
+        start, stop = candidates.levels[depth : depth + 2]
+        scores = candidates.log_values if self.value else candidates.log_probs
+        return np.sort(start + _best(scores[start:stop], self.topk))
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _best(scores: Floats, count: int) -> Ints:
+    """Indices of the ``count`` largest scores, ties towards the smaller index."""
+    return np.argsort(-scores, kind="stable")[:count]
