@@ -10,7 +10,7 @@ A feature is the target's hidden state after its final norm, the very input of l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -141,8 +141,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: HeadCache | None) -> Tensor:
         read = x if self.input_layernorm is None else self.input_layernorm(x)
         x = x + self.self_attn(read, cos, sin, mask, cache, self.index)
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        return x
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class EagleHead(nn.Module):
@@ -252,6 +252,24 @@ def draft_rows(lm_head: Tensor, d2t: Tensor | None) -> Tensor:
         d2t: [draft vocab] int64 offsets, target id = draft id + d2t[draft id]; None for the whole vocabulary.
     """
     return lm_head if d2t is None else lm_head[torch.arange(len(d2t), device=d2t.device) + d2t]
+
+
+def head_from_arrays(
+    config: EagleConfig,
+    tensors: Mapping[str, np.ndarray],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> EagleHead:
+    """A head with the given weights (float32 arrays under their checkpoint names), ready to draft: no gradients.
+
+    Raises:
+        RuntimeError: names or shapes other than ``config.tensor_shapes()``; a loaded checkpoint never differs.
+    """
+    with torch.device("meta"):
+        head = EagleHead(config)
+    weights = {name: torch.tensor(array, dtype=dtype, device=device) for name, array in tensors.items()}
+    head.load_state_dict(weights, assign=True)
+    return head.requires_grad_(False).eval()
 
 
 def head_arrays(head: EagleHead) -> dict[str, np.ndarray]:
