@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -54,7 +54,7 @@ class TextTokenizer:
             raise InvalidInputError("the text holds half of a surrogate pair, which no encoding can express") from None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of ``ids``, all at once. InvalidInputError for an id outside the vocabulary."""
+        """The text of ``ids``, all at once. Ids past the vocabulary are silent; negative ones an InvalidInputError."""
         detokenizer = IncrementalDetokenizer(self, skip_special)
         if isinstance(detokenizer.state, _WindowState):
             return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
@@ -146,7 +146,7 @@ def _compile(template: str) -> Any:
     class Generation(Extension):
         """``{% generation %}`` marks assistant text for training masks; here its body is simply printed."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
@@ -212,9 +212,12 @@ class _Pieces:
         self.strip = strip
 
     def of(self, token: int, first: bool = False) -> bytes:
-        text = self._tokenizer.id_to_token(token) if token >= 0 else None
+        """Ids past the vocabulary (logits are often padded to a round width) have no bytes."""
+        if token < 0:
+            raise InvalidInputError(f"token ids are not negative, got {token}")
+        text = self._tokenizer.id_to_token(token)
         if text is None:
-            raise InvalidInputError(f"token id {token} is not in the vocabulary")
+            return b""
         return self._first(text) if first else self._rest(text)
 
 
@@ -287,9 +290,9 @@ class _ByteState:
         self._strip = pieces.strip
 
     def push(self, token: int) -> str:
-        text = self._utf8.decode(self._pieces.of(token, self._first_token))
-        self._first_token = False
-        return self._trim(text)
+        piece = self._pieces.of(token, self._first_token)
+        self._first_token = self._first_token and not piece
+        return self._trim(self._utf8.decode(piece))
 
     def finish(self) -> str:
         text = self._utf8.decode(b"", final=True)
