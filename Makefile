@@ -1,0 +1,49 @@
+# make demo   set up, fetch the default model, answer a prompt with EAGLE-2 beside plain decoding
+# make test   set up, then lint, types and every test
+#
+# Both need Python 3.11 or later and a C++17 compiler (without one only the transformers engine is there), and make
+# their own environment in .venv.
+
+PYTHON ?= python3
+
+# One tested version, so that every machine runs the same arithmetic. With an accelerator, or from another index:
+#   make test TORCH="torch==2.13.0 --index-url URL"
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+NATIVE := $(wildcard CMakeLists.txt src/eyas/native/*.cpp src/eyas/native/*.h src/eyas/native/*/*.cpp src/eyas/native/*/*.h)
+
+.PHONY: demo test lint types pytest format clean
+
+demo: $(STAMP)
+	$(BIN)/eyas pull
+	$(BIN)/eyas generate "Explain how rain forms, in five short steps." --max-tokens 160 --compare --show-tree --stream
+
+test: lint types pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pytest: $(STAMP)
+	$(BIN)/python -m pytest
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+$(STAMP): pyproject.toml $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Eyas needs Python 3.11 or later, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[torch,plots,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

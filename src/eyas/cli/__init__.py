@@ -1,0 +1,52 @@
+"""The command line: parse, call, print. One module per command, nothing heavy imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from eyas.cli import generate
+from eyas.errors import EyasError
+
+app = typer.Typer(
+    name="eyas",
+    help="Lossless speculative decoding with context-aware draft trees (EAGLE-2).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"eyas {version('eyas')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding with context-aware draft trees (EAGLE-2)."""
+
+
+def main() -> None:
+    """Run the command line: exit code 2 and one message for a user's mistake, 130 for Ctrl-C, never a traceback
+    for either."""
+    try:
+        app()
+    except EyasError as error:
+        print(f"eyas: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of our output left, as ``head`` does
+        sys.stdout = None
+        raise SystemExit(141) from None

@@ -1,0 +1,5 @@
+"""``python -m eyas.cli``."""
+
+from eyas.cli import main
+
+main()

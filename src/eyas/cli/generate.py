@@ -1,0 +1,108 @@
+"""``eyas generate``: one prompt, one answer, and on request plain decoding beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.cli.prompts import encode_prompt, read_prompt
+from eyas.completion import Completion, collect
+from eyas.generate import Session, Step, generate
+
+if TYPE_CHECKING:
+    from eyas.drafters.base import Drafter
+
+WARM_UP_TOKENS = 8
+"""Tokens answered and thrown away before a comparison, so that neither side pays for first touches."""
+
+
+@spread
+def generate_command(
+    prompt: Annotated[str, Argument(help="The question; - reads standard input.", show_default=False)],
+    model: ModelOptions,
+    draft: DraftOptions,
+    sampling: SamplingOptions,
+    raw: Annotated[bool, Option("--raw", help="Go on with the plain text: no chat template.")] = False,
+    system: Annotated[str | None, Option(help="A system message.", show_default=False)] = None,
+    stream: Annotated[
+        bool | None,
+        Option(help="Print the text as it comes. Default: to a terminal only.", show_default=False),
+    ] = None,
+    compare: Annotated[bool, Option("--compare", help="Answer again by plain decoding and compare.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Answer a prompt."""
+    prompt = read_prompt(prompt)
+    params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
+    loaded = model.load()
+    drafter = draft.load(loaded)
+    tokenizer = loaded.tokenizer
+    ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
+
+    def answer(drafter: Drafter | None, watch: Callable[[Step], object] | None = None, limit: int = 0) -> Completion:
+        session = Session(loaded.target, drafter)
+        until = replace(stop, max_tokens=limit, min_tokens=0) if limit else stop
+        steps = generate(session, ids, policy=policy, params=params, stop=until, tokenizer=tokenizer)
+        return collect(steps, len(ids), watch)
+
+    if compare:
+        for each in (drafter, None):
+            answer(each, limit=WARM_UP_TOKENS)
+    streaming = not as_json and (sys.stdout.isatty() if stream is None else stream)
+    ours = answer(drafter, print_step if streaming else None)
+    plain = answer(None) if compare else None
+    if as_json:
+        result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy)
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+        return
+    print("" if streaming else ours.text)
+    report(ours, plain, drafter.name if drafter else None, params.greedy)
+
+
+def print_step(step: Step) -> None:
+    """Print a step's text at once."""
+    print(step.text, end="", flush=True)
+
+
+def speedup(ours: Completion, plain: Completion) -> float | None:
+    """Ratio of decoding rates; None where an answer was too short to have one."""
+    slow = plain.stats.tokens_per_second
+    return ours.stats.tokens_per_second / slow if slow and ours.stats.cycles else None
+
+
+def comparison(ours: Completion, plain: Completion, greedy: bool) -> dict[str, object]:
+    """The JSON object of ``--compare``. ``identical`` is null for sampled answers: those agree in distribution, and
+    two draws need not be the same."""
+    return {
+        **ours.as_dict(),
+        "baseline": plain.as_dict(),
+        "speedup": speedup(ours, plain),
+        "identical": ours.token_ids == plain.token_ids if greedy else None,
+    }
+
+
+def report(ours: Completion, plain: Completion | None, drafter: str | None, greedy: bool) -> None:
+    """A few lines about speed, for people: on standard error, so that standard output holds the answer alone."""
+    stats = ours.stats
+    line = f"{len(ours.token_ids)} tokens ({ours.finish_reason}), {stats.tokens_per_second:.1f} tokens/s"
+    if drafter is not None:
+        line += (
+            f"; {stats.cycles} cycles, tau {stats.acceptance_length:.2f}, "
+            f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted"
+        )
+    print(f"[{line}]", file=sys.stderr)
+    if plain is None:
+        return
+    ratio = speedup(ours, plain)
+    verdict = "not compared (sampled)" if not greedy else "yes" if ours.token_ids == plain.token_ids else "NO"
+    print(
+        f"[plain decoding: {len(plain.token_ids)} tokens, {plain.stats.tokens_per_second:.1f} tokens/s; "
+        f"speed-up {'-' if ratio is None else f'{ratio:.2f}x'}; identical: {verdict}]",
+        file=sys.stderr,
+    )

@@ -1,0 +1,171 @@
+"""Options that several commands share: named, explained and given their defaults once.
+
+Each group is a frozen dataclass. A command takes whole groups as parameters and ``spread`` shows their fields to
+typer as single options, so ``eyas generate`` and ``eyas bench`` can never drift apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from typer import Option
+
+from eyas.policies import DynamicPolicy, TreePolicy, make_policy
+from eyas.sampling import SamplingParams
+from eyas.stopping import StopParams
+
+if TYPE_CHECKING:
+    from eyas.drafters.base import Drafter
+    from eyas.loading import LoadedTarget
+
+_model = partial(Option, rich_help_panel="Model")
+_drafting = partial(Option, rich_help_panel="Drafting")
+_sampling = partial(Option, rich_help_panel="Sampling and stopping")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model answers, and on what."""
+
+    target: Annotated[
+        str | None,
+        _model(
+            help="The model: a Hugging Face directory, a hub id or a GGUF file. "
+            "Default: SmolLM2-135M-Instruct, fetched on first use.",
+            show_default=False,
+        ),
+    ] = None
+    engine: Annotated[Literal["auto", "native", "transformers"], _model(help="What runs it.")] = "auto"
+    dtype: Annotated[str, _model(help="Weight type: auto, float32, bfloat16, int8, as the engine offers.")] = "auto"
+    device: Annotated[str, _model(help="cpu, cuda, cuda:1, ...")] = "cpu"
+    threads: Annotated[int | None, _model(help="CPU threads. Default: all cores.", show_default=False)] = None
+
+    def load(self) -> LoadedTarget:
+        from eyas.loading import load_target
+
+        return load_target(self.target, engine=self.engine, dtype=self.dtype, device=self.device, threads=self.threads)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Who guesses, and how the tree grows."""
+
+    draft: Annotated[
+        str,
+        _drafting(
+            help="The draft head: 'default' (shipped for the default model), a head directory, "
+            "or 'none' for plain decoding."
+        ),
+    ] = "default"
+    policy: Annotated[
+        Literal["dynamic", "static", "chain"],
+        _drafting(help="How the draft tree grows: dynamic is EAGLE-2, static is EAGLE-1."),
+    ] = "dynamic"
+    num_steps: Annotated[int, _drafting(help="Levels of the tree, one drafter pass each.")] = DynamicPolicy.num_steps
+    topk: Annotated[int, _drafting(help="Nodes expanded per level, and children of each.")] = DynamicPolicy.topk
+    num_draft_tokens: Annotated[int, _drafting(help="Nodes verified per cycle, root excluded.")] = (
+        DynamicPolicy.num_draft_tokens
+    )
+
+    def make_policy(self) -> TreePolicy:
+        return make_policy(
+            self.policy, num_steps=self.num_steps, topk=self.topk, num_draft_tokens=self.num_draft_tokens
+        )
+
+    def load(self, loaded: LoadedTarget) -> Drafter | None:
+        from eyas.loading import load_drafter
+
+        return load_drafter(self.draft, loaded)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, and when the answer ends."""
+
+    temperature: Annotated[float, _sampling(help="0 is greedy.")] = SamplingParams.temperature
+    top_k: Annotated[int, _sampling(help="Keep the k likeliest tokens; 0 keeps all.")] = SamplingParams.top_k
+    top_p: Annotated[float, _sampling(help="Keep tokens up to this mass; 1 keeps all.")] = SamplingParams.top_p
+    min_p: Annotated[float, _sampling(help="Drop tokens below this share of the likeliest; 0 keeps all.")] = (
+        SamplingParams.min_p
+    )
+    repetition_penalty: Annotated[float, _sampling(help="1 is off.")] = SamplingParams.repetition_penalty
+    presence_penalty: Annotated[float, _sampling(help="0 is off.")] = SamplingParams.presence_penalty
+    frequency_penalty: Annotated[float, _sampling(help="0 is off.")] = SamplingParams.frequency_penalty
+    seed: Annotated[int | None, _sampling(help="Makes sampling repeatable.", show_default=False)] = None
+    max_tokens: Annotated[int, _sampling(help="Longest answer, in tokens.")] = 256
+    min_tokens: Annotated[int, _sampling(help="Shortest answer, in tokens.")] = StopParams.min_tokens
+    stop: Annotated[
+        list[str], _sampling(help="End just before this text; may be given more than once.", show_default=False)
+    ] = field(default_factory=list)
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="Go on past the model's own end.")] = False
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+        )
+
+    def stopping(self) -> StopParams:
+        return StopParams(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop_strings=tuple(self.stop),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of a command's option groups as options of the command itself.
+
+    Raises:
+        TypeError: two groups (or a group and the command) use one name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: dict[str, inspect.Parameter] = {}
+    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            members = [parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)]
+        else:
+            assert isinstance(hint, type)
+            members = _options(hint)
+            groups[parameter.name] = (hint, [member.name for member in members])
+        for member in members:
+            if member.name in parameters:
+                raise TypeError(f"{command.__name__}: two parameters are called {member.name}")
+            parameters[member.name] = member
+
+    def flat(**values: Any) -> None:
+        for name, (group, members) in groups.items():
+            values[name] = group(**{member: values.pop(member) for member in members})
+        command(**values)
+
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    flat.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return flat
+
+
+def _options(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    default = group()
+    return [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(default, option.name),
+            annotation=hints[option.name],
+        )
+        for option in fields(group)
+    ]
