@@ -20,8 +20,8 @@ class DynamicPolicy:
         topk: nodes expanded per level and children per expanded node.
         num_draft_tokens: nodes verified, root excluded.
         value: expand by path value V; False expands by the node's own confidence (ablation).
-        rerank: keep the nodes of largest V; False keeps each level's ``topk`` best, shallow levels first, until
-            the budget is spent (ablation).
+        rerank: keep the nodes of largest V; False keeps each level's ``topk`` best, shallow levels first and the
+            best of a level first, until the budget is spent (ablation).
 
     Raises:
         InvalidInputError: a setting below 1.
@@ -41,7 +41,7 @@ class DynamicPolicy:
                 )
 
     def expand(self, candidates: Candidates) -> Ints:
-        return self._level_best(candidates, candidates.depth)
+        return np.sort(self._level_best(candidates, candidates.depth))
 
     def select(self, candidates: Candidates) -> Ints:
         if self.rerank:
@@ -55,9 +55,10 @@ class DynamicPolicy:
         return np.sort(best)
 
     def _level_best(self, candidates: Candidates, depth: int) -> Ints:
+        """The ``topk`` best nodes of a level, best first."""
         start, stop = candidates.levels[depth : depth + 2]
         scores = candidates.log_values if self.value else candidates.log_probs
-        return np.sort(start + _best(scores[start:stop], self.topk))
+        return start + _best(scores[start:stop], self.topk)
 
 
 _NONE = np.zeros(0, np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 
 import numpy as np
 
@@ -56,13 +57,12 @@ class StaticPolicy:
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticPolicy:
         """Any user-given template, such as ``[[0], [1], [0, 0]]`` read from JSON."""
         try:
-            return cls(tuple(tuple(int(rank) for rank in path) for path in paths))
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InvalidInputError):
-                raise
+            template = tuple(tuple(index(rank) for rank in path) for path in paths)
+        except TypeError as error:
             raise InvalidInputError(
                 f"a static tree is a list of lists of ranks such as [[0], [1], [0, 0]]: {error}"
             ) from None
+        return cls(template)
 
     @classmethod
     def eagle1(cls, num_draft_tokens: int | None = None) -> StaticPolicy:
@@ -72,7 +72,8 @@ class StaticPolicy:
         level costs the same factor, which is all a tree that ignores the context can know.
         """
         by_cost = sorted(EAGLE1_TEMPLATE, key=lambda path: sum(path) + len(path))
-        return cls(tuple(by_cost[:num_draft_tokens]))
+        budget = len(by_cost) if num_draft_tokens is None else max(0, num_draft_tokens)
+        return cls(tuple(by_cost[:budget]))
 
     @classmethod
     def chain(cls, num_steps: int) -> StaticPolicy:
@@ -104,11 +105,11 @@ class StaticPolicy:
         selected: list[int] = []
         level: list[tuple[int, RankPath]] = [(0, ())]  # (candidate index, rank path)
         offset = 1
-        while expanded := [(index, path) for index, path in level if path in inner]:
-            expansions.append(np.array([index for index, _ in expanded], np.int64))
+        while expanded := [(node, path) for node, path in level if path in inner]:
+            expansions.append(np.array([node for node, _ in expanded], np.int64))
             paths = [(*path, rank) for _, path in expanded for rank in range(self.topk)]
             level = list(enumerate(paths, offset))
-            selected += [index for index, path in level if path in known]
+            selected += [node for node, path in level if path in known]
             offset += len(level)
         return tuple(expansions), np.array(selected, np.int64)
 
