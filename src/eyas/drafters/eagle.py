@@ -94,7 +94,12 @@ class EagleDrafter:
         tokens = rows if self.token_ids is None else self.token_ids[rows]
         # One transfer to the host instead of two: the float bits travel as integers.
         both = torch.stack((tokens.int(), log_probs.view(torch.int32))).cpu().numpy()
-        return Children(both[0].astype(np.int64), both[1].view(np.float32))
+        ids, confidences = both[0].astype(np.int64), both[1].view(np.float32)
+        if missing := topk - ids.shape[1]:
+            # A policy counts on topk children each: a smaller vocabulary is filled up with confidence zero.
+            ids = np.pad(ids, ((0, 0), (0, missing)))
+            confidences = np.pad(confidences, ((0, 0), (0, missing)), constant_values=-np.inf)
+        return Children(ids, confidences)
 
 
 class EagleSession:
