@@ -19,7 +19,7 @@ from eyas.policies.trace import PolicyTrace
 from eyas.sampling import Sampler, SamplingParams, log_softmax
 from eyas.stopping import Answer, FinishReason, StopParams
 from eyas.targets.base import Features, Target, TargetInfo, TargetOutput
-from eyas.text import Tokenizer
+from eyas.text import TextTokenizer
 from eyas.tree import DraftTree, Floats
 from eyas.verify import Acceptance, verify_greedy, verify_sampling
 
@@ -78,7 +78,7 @@ def generate(
     policy: TreePolicy | None = None,
     params: SamplingParams | None = None,
     stop: StopParams | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TextTokenizer | None = None,
     logprobs: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Iterator[Step]:
@@ -207,7 +207,7 @@ class Request:
         prompt: Sequence[int],
         params: SamplingParams,
         stop: StopParams,
-        tokenizer: Tokenizer | None,
+        tokenizer: TextTokenizer | None,
         logprobs: int | None,
         rng: np.random.Generator | None,
     ) -> None:

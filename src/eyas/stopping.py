@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.errors import InvalidInputError
-from eyas.text import IncrementalDetokenizer, StopStrings, Tokenizer
+from eyas.text import IncrementalDetokenizer, StopStrings, TextTokenizer
 
 FinishReason = Literal["stop", "length"]
 
@@ -65,7 +65,7 @@ class Answer:
     """
 
     def __init__(
-        self, stop: StopParams, eos_token_ids: Sequence[int], room: int, tokenizer: Tokenizer | None = None
+        self, stop: StopParams, eos_token_ids: Sequence[int], room: int, tokenizer: TextTokenizer | None = None
     ) -> None:
         if stop.stop_strings and tokenizer is None:
             raise InvalidInputError("stop strings need a tokenizer; pass one, or use stop_token_ids")

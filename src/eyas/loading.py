@@ -1,0 +1,132 @@
+"""From the names a user gives to a target and a drafter that fit each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.checkpoints.eagle import EagleCheckpoint, check_fits, load_eagle
+from eyas.drafters.base import Drafter
+from eyas.errors import InvalidInputError
+from eyas.fetch import Progress
+from eyas.models import DEFAULT_NAMES, ModelSource, load_source
+from eyas.targets.base import Target
+from eyas.text import TextTokenizer
+
+ENGINES = ("auto", "native", "transformers")
+SHIPPED_HEADS = Path(__file__).parent / "data"
+DEFAULT_HEAD = SHIPPED_HEADS / "smollm2-135m-eagle"
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A model ready to answer.
+
+    Attributes:
+        target: runs it.
+        source: where it came from; config, tokenizer and weights as stored.
+    """
+
+    target: Target
+    source: ModelSource
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.source.tokenizer
+
+
+def load_target(
+    name: str | None = None,
+    *,
+    engine: str = "auto",
+    dtype: str = "auto",
+    device: str = "cpu",
+    threads: int | None = None,
+    feature_levels: int = 1,
+    progress: Progress | None = None,
+) -> LoadedTarget:
+    """Find a model and load it.
+
+    Args:
+        name: a Hugging Face directory, a hub id, a GGUF file; None for the default model, fetched on first use.
+        engine: "native" (CPU), "transformers" (anywhere), or "auto": native where it can run the model.
+        dtype: weight type; "auto" takes the engine's best for the device.
+        device: "cpu", "cuda", ...; anything but the CPU needs the transformers engine.
+        threads: CPU threads; None uses all cores.
+        feature_levels: hidden states per feature row that the draft head needs: 1, or 3 for EAGLE-3.
+        progress: told about downloads, one line each.
+
+    Raises:
+        InvalidInputError: an unknown engine or dtype, or a device that is not there.
+        CheckpointError, FetchError, UnsupportedModelError: see ``eyas.models.load_source`` and the engines.
+    """
+    if engine not in ENGINES:
+        raise InvalidInputError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    if threads is not None and threads < 1:
+        raise InvalidInputError(f"threads must be at least 1, got {threads}")
+    source = load_source(name, progress)
+    if engine == "native" or (engine == "auto" and _native_runs(source, device, dtype)):
+        from eyas.targets.native import NativeTarget
+
+        if device != "cpu":
+            raise InvalidInputError(f"the native engine runs on the CPU, not on {device}; use --engine transformers")
+        native = NativeTarget.load(source, dtype=dtype, threads=threads, feature_levels=feature_levels)
+        return LoadedTarget(native, source)
+    from eyas.targets.hf import load_hf
+
+    return LoadedTarget(
+        load_hf(source, dtype=dtype, device=device, threads=threads, feature_levels=feature_levels), source
+    )
+
+
+def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
+    """The drafter called ``name`` for a loaded target.
+
+    Args:
+        name: "none" or None (plain decoding), a head directory, or "default": the head shipped for the default
+            model; another target has no default head and is refused.
+        loaded: the target it drafts for.
+
+    Raises:
+        InvalidInputError: "default" for a target without a shipped head.
+        CheckpointError: a head that is damaged or made for another model.
+    """
+    if name is None or name == "none":
+        return None
+    if name == "default":
+        if loaded.source.name not in DEFAULT_NAMES:
+            raise InvalidInputError(
+                f"no draft head is shipped for {loaded.source.name}; name one (--draft DIRECTORY), train one "
+                "(eyas train), or decode plainly (--draft none)"
+            )
+        name = str(DEFAULT_HEAD)
+    checkpoint = load_eagle(name)
+    check_fits(checkpoint, loaded.target.info)
+    return _eagle(checkpoint, loaded)
+
+
+def _eagle(checkpoint: EagleCheckpoint, loaded: LoadedTarget) -> Drafter:
+    """The head on the engine that runs its target."""
+    if loaded.target.info.engine == "native":
+        from eyas.drafters.native_eagle import NativeEagleDrafter
+        from eyas.targets.native import NativeTarget
+
+        assert isinstance(loaded.target, NativeTarget)
+        return NativeEagleDrafter(checkpoint, loaded.target)
+    from eyas.drafters.eagle import EagleDrafter
+    from eyas.targets.hf import HFTarget
+
+    assert isinstance(loaded.target, HFTarget)
+    target = loaded.target
+    return EagleDrafter.from_checkpoint(
+        checkpoint, target.embedding_weight, target.lm_head_weight, name=checkpoint.name
+    )
+
+
+def _native_runs(source: ModelSource, device: str, dtype: str) -> bool:
+    """Whether the native engine is built here and can run this model as asked."""
+    if device != "cpu":
+        return False
+    from eyas import native
+
+    return native.available() and native.supports(source.config, dtype)
