@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,10 +175,13 @@ def _config(settings: Mapping[str, Any], folder: Path) -> EagleConfig:
         return default if value is None else value
 
     # transformers 5 writes base and scaling into one entry.
-    rope = dict(get("rope_parameters", {}))
-    scaling = get("rope_scaling", {k: v for k, v in rope.items() if k != "rope_theta"})
+    rope = get("rope_parameters", {})
+    scaling = get("rope_scaling", rope)
+    if not isinstance(rope, dict) or not isinstance(scaling, dict):
+        raise CheckpointError(f"{folder / 'config.json'}: rope_scaling must be an object, got {scaling!r}")
+    scaling = {name: value for name, value in scaling.items() if name != "rope_theta"}
     if scaling.get("rope_type", scaling.get("type", "default")) == "default":
-        scaling = None
+        scaling = {}
     heads, vocab = settings["num_attention_heads"], settings["vocab_size"]
     draft_vocab = settings.get("draft_vocab_size")
     try:
@@ -194,7 +195,7 @@ def _config(settings: Mapping[str, Any], folder: Path) -> EagleConfig:
             num_layers=get("num_hidden_layers", 1),
             rms_norm_eps=get("rms_norm_eps", 1e-6),
             rope_theta=float(get("rope_theta", rope.get("rope_theta", 10000.0))),
-            rope_scaling=scaling,
+            rope_scaling=scaling or None,
             max_position_embeddings=get("max_position_embeddings", 2048),
             draft_vocab_size=None if draft_vocab == vocab else draft_vocab,
             hidden_act=get("hidden_act", "silu"),
@@ -361,8 +362,8 @@ def _read_bin(file: Path) -> dict[str, _Tensor]:
     types |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise CheckpointError(f"{file} cannot be read: {str(error).partition(chr(10))[0] or repr(error)}") from None
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{file} must hold a state dict: names and tensors")
     return {
