@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from eyas.checkpoints import hf
+from eyas.checkpoints.gguf import CONTROL, GGUFFile, GGUFWeights
+from eyas.checkpoints.gguf import read_config as read_gguf_config
 from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights
 from eyas.errors import CheckpointError, EyasError, FetchError
 from eyas.fetch import Progress, default_model_path
@@ -117,45 +119,39 @@ def load_source(target: str | Path | None = None, progress: Progress | None = No
 
 
 def _from_gguf(name: str, path: Path) -> ModelSource:
-    from eyas.checkpoints import gguf
-
-    file = gguf.GGUFFile(path)
-    config = gguf.read_config(file)
-    meta = file.metadata
-    tokens = meta.get("tokenizer.ggml.tokens") or []
-    template = meta.get("tokenizer.chat_template")
-
-    def text(key: str) -> str | None:
-        index = meta.get(f"tokenizer.ggml.{key}_token_id")
-        return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None
+    file = GGUFFile(path)
+    config = read_gguf_config(file)
+    template = file.get("tokenizer.chat_template", str)
 
     def tokenizer() -> TextTokenizer:
         from eyas.checkpoints.gguf_tokenizer import read_tokenizer
 
-        special = {f"{long}_token": text(key) for long, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
-        return TextTokenizer(read_tokenizer(file), template, {key: value for key, value in special.items() if value})
+        tokens = file.strings("tokenizer.ggml.tokens")
+        ids = {"bos_token": file.token_id("bos"), "eos_token": file.token_id("eos")}
+        special = {key: tokens[index] for key, index in ids.items() if index is not None}
+        return TextTokenizer(read_tokenizer(file), template, special)
 
     return ModelSource(
         name=name,
         path=path,
         format="gguf",
         config=config,
-        eos_token_ids=_gguf_eos(meta, template),
+        eos_token_ids=_gguf_eos(file, template),
         generation_defaults={},
         _open_tokenizer=tokenizer,
-        _open_tensors=lambda: gguf.GGUFWeights(file, config),
+        _open_tensors=lambda: GGUFWeights(file, config),
     )
 
 
-def _gguf_eos(meta: dict[str, Any], template: str | None) -> tuple[int, ...]:
+def _gguf_eos(file: GGUFFile, template: str | None) -> tuple[int, ...]:
     """The ids named as end of text or end of turn, and the well-known end-of-turn marks that the template writes
     (a file has room for one eos id only, a chat model often ends by another)."""
-    ids = [meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    tokens, kinds = meta.get("tokenizer.ggml.tokens") or [], meta.get("tokenizer.ggml.token_type") or []
+    ids = [file.token_id("eos"), file.token_id("eot")]
     if template:
+        tokens, kinds = file.strings("tokenizer.ggml.tokens"), file.get("tokenizer.ggml.token_type", list) or []
         marks = [tokens.index(mark) for mark in _END_OF_TURN if mark in template and mark in tokens]
-        ids += [index for index in marks if kinds[index : index + 1] == [3]]
-    return tuple(dict.fromkeys(index for index in ids if isinstance(index, int)))
+        ids += [index for index in marks if kinds[index : index + 1] == [CONTROL]]
+    return tuple(dict.fromkeys(index for index in ids if index is not None))
 
 
 def _from_directory(name: str, path: Path) -> ModelSource:

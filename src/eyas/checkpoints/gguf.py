@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 from eyas.checkpoints.weights import BLOCK_SIZES, Bytes, RawTensor, Weights
 from eyas.errors import CheckpointError, UnsupportedModelError
 
+T = TypeVar("T")
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds in ``tokenizer.ggml.token_type`` that are matched whole: special tokens, and other added ones."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -62,6 +67,33 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         _Header(self).read()
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """Metadata ``key``, ``default`` if absent, CheckpointError if it is there and not a ``kind`` (an int will do
+        where a float is wanted, a bool never where a number is)."""
+        value = self.metadata.get(key)
+        if value is None:
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise CheckpointError(f"{self.path}: metadata {key} should be a {kind.__name__}, found {value!r:.60}")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        """The id in ``tokenizer.ggml.<name>_token_id``, checked to lie in the vocabulary."""
+        index = self.get(f"tokenizer.ggml.{name}_token_id", int)
+        size = len(self.strings("tokenizer.ggml.tokens"))
+        if index is not None and not 0 <= index < size:
+            raise CheckpointError(f"{self.path}: {name} token id {index} is outside the vocabulary of {size}")
+        return index
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings that must be there."""
+        value = self.metadata.get(key)
+        if not isinstance(value, list) or not value or not isinstance(value[0], str):
+            raise CheckpointError(f"{self.path}: metadata {key} should be a list of strings, found {value!r:.60}")
+        return value
 
     def blocks(self, name: str) -> Bytes:
         """[rows, bytes per row] uint8: the stored bytes of a tensor, read-only, not copied."""
@@ -209,18 +241,20 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if meta.get(f"{arch}.expert_count"):
         raise UnsupportedModelError(f"{file.path}: mixture-of-experts models are not supported, dense ones are")
 
-    def number(key: str, default: float | None = None) -> Any:
-        value = meta.get(f"{arch}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{file.path}: metadata {arch}.{key} should be a number, found {value!r}")
+    def number(key: str, default: float | None = None) -> float:
+        value = file.get(f"{arch}.{key}", float, default)
+        if value is None or not 0 < value < float("inf"):
+            raise CheckpointError(f"{file.path}: metadata {arch}.{key} should be a positive number, found {value!r}")
         return value
 
     def count(key: str, default: int | None = None) -> int:
-        value = number(key, default)
-        if not isinstance(value, int) or value <= 0:
+        value = file.get(f"{arch}.{key}", int, default)
+        if value is None or value <= 0:
             raise CheckpointError(f"{file.path}: metadata {arch}.{key} should be a positive integer, found {value!r}")
         return value
 
+    if count("block_count") > len(file.tensors):
+        raise CheckpointError(f"{file.path}: {count('block_count')} layers in only {len(file.tensors)} tensors")
     hidden, heads = count("embedding_length"), count("attention.head_count")
     head_dim = count("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -228,10 +262,12 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             raise UnsupportedModelError(
                 f"{file.path}: {arch}.{key} is {count(key)}, the head size is {head_dim}; they must be equal"
             )
+    if head_dim % 2:
+        raise UnsupportedModelError(f"{file.path}: heads of odd size {head_dim} cannot be rotated")
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path}: tensor 'token_embd.weight' is missing")
-    window = meta.get(f"{arch}.attention.sliding_window")
-    theta = float(number("rope.freq_base", 10000.0))
+    window = file.get(f"{arch}.attention.sliding_window", int)
+    theta = number("rope.freq_base", 10000.0)
     positions = count("context_length")
     config = {
         "architectures": [f"{arch.capitalize()}ForCausalLM"],
@@ -245,15 +281,15 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "max_position_embeddings": positions,
         "hidden_act": "silu",
-        "rms_norm_eps": float(number("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(file, arch, head_dim, theta, positions),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id", int),
+        "eos_token_id": file.get("tokenizer.ggml.eos_token_id", int),
+        "pad_token_id": file.get("tokenizer.ggml.padding_token_id", int),
     }
     if window and arch == "llama":  # only Mistral has one, and its window is part of what it computes
         config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
@@ -261,20 +297,20 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GGUFFile, arch: str, head_dim: int, theta: float, positions: int) -> dict[str, Any] | None:
-    meta = file.metadata
+    at = f"{arch}.rope.scaling"
     if "rope_freqs.weight" in file.tensors:
         return _llama3_scaling(file, head_dim, theta)
-    kind = meta.get(f"{arch}.rope.scaling.type", "none")
-    factor = meta.get(f"{arch}.rope.scaling.factor", 1.0)
+    kind = file.get(f"{at}.type", str, "none")
+    factor = file.get(f"{at}.factor", float, 1.0) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     if kind == "linear":
-        return {"rope_type": "linear", "factor": float(factor)}
+        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = meta.get(f"{arch}.rope.scaling.original_context_length", int(positions / factor))
-        scaling = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+        original = file.get(f"{at}.original_context_length", int, int(positions / factor))
+        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if (value := meta.get(f"{arch}.rope.scaling.{theirs}")) is not None:
+            if (value := file.get(f"{at}.{theirs}", float)) is not None:
                 scaling[ours] = value
         return scaling
     raise UnsupportedModelError(f"{file.path}: RoPE scaling {kind!r} is not supported; none, linear, yarn, llama3 are")
@@ -287,10 +323,14 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
     f: with smooth s = (L f / 2 pi - low) / (high - low), 1 / divisor = (1 - s) / factor + s. L, low and high only
     enter as ratios, so L = 8192 fixes the scale and the line gives low and high.
     """
-    divisors = file.blocks("rope_freqs.weight").view(np.float32).ravel().astype(np.float64)  # [head_dim / 2]
-    if len(divisors) != head_dim // 2:
+    info = file.tensors["rope_freqs.weight"]
+    divisors = RawTensor(info.type, info.shape, file.blocks(info.name)).float32().astype(np.float64)  # [head_dim / 2]
+    foreign = UnsupportedModelError(f"{file.path}: the frequency divisors in 'rope_freqs.weight' are not Llama 3's")
+    if divisors.shape == (head_dim // 2,) and not (np.isfinite(divisors).all() and divisors.min() > 0.5):
+        raise foreign
+    if divisors.shape != (head_dim // 2,):
         raise CheckpointError(
-            f"{file.path}: tensor 'rope_freqs.weight' has {len(divisors)} values, not {head_dim // 2}"
+            f"{file.path}: tensor 'rope_freqs.weight' has shape {divisors.shape}, not ({head_dim // 2},)"
         )
     turns = 8192 / (2 * np.pi) * theta ** (-np.arange(0, head_dim, 2) / head_dim)  # [head_dim / 2] L f / 2 pi
     factor = float(divisors.max())
@@ -302,7 +342,7 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
         low, high = float(np.round(-start / slope, 3)), float(np.round((1 - start) / slope, 3))
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     if not np.allclose(1 / ((1 - smooth) / factor + smooth), divisors, rtol=1e-3):
-        raise UnsupportedModelError(f"{file.path}: the frequency divisors in 'rope_freqs.weight' are not Llama 3's")
+        raise foreign
     return {
         "rope_type": "llama3",
         "factor": float(np.round(factor, 4)),

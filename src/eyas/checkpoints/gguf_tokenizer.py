@@ -6,14 +6,10 @@ Two families: "gpt2" (byte-level BPE; the file names the splitting rule used bef
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from eyas.checkpoints.gguf import GGUFFile
+from eyas.checkpoints.gguf import CONTROL, USER_DEFINED, GGUFFile
 from eyas.errors import CheckpointError, UnsupportedModelError
-
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -48,10 +44,9 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         CheckpointError: vocabulary entries missing or inconsistent.
         UnsupportedModelError: a tokenizer family or splitting rule that is not known here.
     """
-    meta = file.metadata
-    family = meta.get("tokenizer.ggml.model")
-    tokens = _strings(file, "tokenizer.ggml.tokens")
-    kinds = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    family = file.get("tokenizer.ggml.model", str)
+    tokens = file.strings("tokenizer.ggml.tokens")
+    kinds = file.get("tokenizer.ggml.token_type", list) or [1] * len(tokens)
     if len(kinds) != len(tokens):
         raise CheckpointError(f"{file.path}: {len(tokens)} tokens but {len(kinds)} token types in the metadata")
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -65,22 +60,27 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         raise UnsupportedModelError(f"{file.path}: tokenizer {family!r} is not supported; 'gpt2' and 'llama' are")
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            AddedToken(token, special=kind == CONTROL, normalized=False)
             for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
+            if kind in (CONTROL, USER_DEFINED)
         ]
     )
     return _with_bos_eos(file, tokenizer, tokens)
 
 
+def _rule(file: GGUFFile) -> str:
+    pre = file.get("tokenizer.ggml.pre", str, "default") or "default"
+    return _ALIASES.get(pre, pre)
+
+
 def _byte_level(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
-    pre = file.metadata.get("tokenizer.ggml.pre", "default")
-    rule = _ALIASES.get(pre, pre)
+    pre = file.get("tokenizer.ggml.pre", str, "default")
+    rule = _rule(file)
     if rule not in _SPLITS:
         known = ", ".join(sorted(_SPLITS.keys() | _ALIASES.keys()))
         raise UnsupportedModelError(f"{file.path}: pre-tokenizer {pre!r} is not known; known: {known}")
     merges = []
-    for merge in _strings(file, "tokenizer.ggml.merges"):
+    for merge in file.strings("tokenizer.ggml.merges"):
         left, space, right = merge[1:].partition(" ")  # a piece may itself begin with a space, never be empty
         if not space:
             raise CheckpointError(f"{file.path}: tokenizer.ggml.merges holds {merge!r}, not two pieces")
@@ -102,12 +102,12 @@ def _byte_level(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
 
 
 def _sentencepiece(file: GGUFFile, vocab: dict[str, int], tokens: list[str]) -> Tokenizer:
-    scores = file.metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = file.get("tokenizer.ggml.scores", list, [])
+    if scores is None or len(scores) != len(tokens) or not isinstance(scores[0], int | float):
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.scores should hold a score for each of {len(tokens)} tokens"
         )
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = file.token_id("unknown")
     model = models.BPE(
         vocab,
         _implied_merges(vocab, scores),
@@ -116,7 +116,7 @@ def _sentencepiece(file: GGUFFile, vocab: dict[str, int], tokens: list[str]) -> 
         byte_fallback=True,
     )
     tokenizer = Tokenizer(model)
-    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
     tokenizer.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
     )
@@ -144,25 +144,16 @@ def _implied_merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[st
 
 def _with_bos_eos(file: GGUFFile, tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
     """Let ``encode`` add the begin and end marks that the file asks for."""
-    meta = file.metadata
-    implied = (
-        meta.get("tokenizer.ggml.model") == "llama"
-        or _ALIASES.get(meta.get("tokenizer.ggml.pre", ""), meta.get("tokenizer.ggml.pre")) == "llama-bpe"
-    )
+    implied = file.get("tokenizer.ggml.model", str) == "llama" or _rule(file) == "llama-bpe"
     marks = {}
     for name, default in (("bos", implied), ("eos", False)):
-        index = meta.get(f"tokenizer.ggml.{name}_token_id")
-        if meta.get(f"tokenizer.ggml.add_{name}_token", default) and isinstance(index, int) and index < len(tokens):
-            marks[name] = (tokens[index], index)
+        index = file.token_id(name)
+        if file.get(f"tokenizer.ggml.add_{name}_token", bool, default) and index is not None:
+            marks[name] = index
     if marks:
-        parts: list[Any] = [*(m[0] for n, m in marks.items() if n == "bos"), "$A"]
-        parts += [m[0] for n, m in marks.items() if n == "eos"]
-        tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(marks.values()))
+        parts = [":".join((tokens[marks["bos"]], "0"))] if "bos" in marks else []
+        parts += ["$A:0"]
+        parts += [":".join((tokens[marks["eos"]], "0"))] if "eos" in marks else []
+        special = [(tokens[index], index) for index in dict.fromkeys(marks.values())]
+        tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
     return tokenizer
-
-
-def _strings(file: GGUFFile, key: str) -> list[str]:
-    value = file.metadata.get(key)
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise CheckpointError(f"{file.path}: metadata {key} should be a list of strings, found {type(value).__name__}")
-    return value
