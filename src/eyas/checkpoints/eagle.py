@@ -180,7 +180,7 @@ def _config(settings: Mapping[str, Any], folder: Path) -> EagleConfig:
     if not isinstance(rope, dict) or not isinstance(scaling, dict):
         raise CheckpointError(f"{folder / 'config.json'}: rope_scaling must be an object, got {scaling!r}")
     scaling = {name: value for name, value in scaling.items() if name != "rope_theta"}
-    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
+    if scaling in ({"rope_type": "default"}, {"type": "default"}):
         scaling = {}
     heads, vocab = settings["num_attention_heads"], settings["vocab_size"]
     draft_vocab = settings.get("draft_vocab_size")
