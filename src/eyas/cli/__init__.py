@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from eyas.cli import generate
+from eyas.cli.chat import chat_command
+from eyas.cli.generate import generate_command
+from eyas.cli.inspect import inspect_command
 from eyas.errors import EyasError
 
 app = typer.Typer(
@@ -19,7 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("generate")(generate.generate_command)
+app.command("generate")(generate_command)
+app.command("chat")(chat_command)
+app.command("inspect")(inspect_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,11 +41,11 @@ def _root(
     """Lossless speculative decoding with context-aware draft trees (EAGLE-2)."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit code 2 and one message for a user's mistake, 130 for Ctrl-C, never a traceback
     for either."""
     try:
-        app()
+        app(arguments)
     except EyasError as error:
         print(f"eyas: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from eyas.cli.inspect import Viewer, print_trees
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.cli.prompts import encode_prompt, read_prompt
 from eyas.completion import Completion, collect
@@ -35,6 +36,9 @@ def generate_command(
         Option(help="Print the text as it comes. Default: to a terminal only.", show_default=False),
     ] = None,
     compare: Annotated[bool, Option("--compare", help="Answer again by plain decoding and compare.")] = False,
+    show_tree: Annotated[
+        bool, Option("--show-tree", help="Draw the draft tree of the cycle that accepted most.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer a prompt."""
@@ -55,7 +59,15 @@ def generate_command(
         for each in (drafter, None):
             answer(each, limit=WARM_UP_TOKENS)
     streaming = not as_json and (sys.stdout.isatty() if stream is None else stream)
-    ours = answer(drafter, print_step if streaming else None)
+    viewer = Viewer(tokenizer.token_text)
+
+    def watch(step: Step) -> None:
+        if streaming:
+            print_step(step)
+        if show_tree:
+            viewer.watch(step)
+
+    ours = answer(drafter, watch)
     plain = answer(None) if compare else None
     if as_json:
         result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy)
@@ -63,6 +75,8 @@ def generate_command(
         return
     print("" if streaming else ours.text)
     report(ours, plain, drafter.name if drafter else None, params.greedy)
+    if viewer.best is not None:
+        print_trees([viewer.best.without_dropped()])
 
 
 def print_step(step: Step) -> None:
