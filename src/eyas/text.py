@@ -50,7 +50,7 @@ class TextTokenizer:
             raise InvalidInputError(f"text to encode must be a str, got {type(text).__name__}")
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special).ids)
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # which of them depends on the version of tokenizers
             raise InvalidInputError("the text holds half of a surrogate pair, which no encoding can express") from None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -64,7 +64,7 @@ class TextTokenizer:
         """One token for human eyes: specials spelled out, bytes that are no whole character as ``<0xED><0x95>``."""
         if self.pieces is None:
             return str(self.backend.decode([token], skip_special_tokens=False))
-        return self.pieces.of(token).decode("utf-8", _SPELL_BYTES)
+        return (self.pieces.of(token) or b"").decode("utf-8", _SPELL_BYTES)
 
     def render_chat(
         self,
@@ -211,13 +211,13 @@ class _Pieces:
         self.errors = errors
         self.strip = strip
 
-    def of(self, token: int, first: bool = False) -> bytes:
-        """Ids past the vocabulary (logits are often padded to a round width) have no bytes."""
+    def of(self, token: int, first: bool = False) -> bytes | None:
+        """None for ids past the vocabulary: logits are often padded to a round width."""
         if token < 0:
             raise InvalidInputError(f"token ids are not negative, got {token}")
         text = self._tokenizer.id_to_token(token)
         if text is None:
-            return b""
+            return None
         return self._first(text) if first else self._rest(text)
 
 
@@ -291,7 +291,9 @@ class _ByteState:
 
     def push(self, token: int) -> str:
         piece = self._pieces.of(token, self._first_token)
-        self._first_token = self._first_token and not piece
+        if piece is None:
+            return ""
+        self._first_token = False
         return self._trim(self._utf8.decode(piece))
 
     def finish(self) -> str:
