@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from eyas.cli.bench import bench_command
 from eyas.cli.chat import chat_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
+from eyas.environment import version
 from eyas.errors import EyasError
 
 app = typer.Typer(
@@ -24,17 +25,18 @@ app = typer.Typer(
 app.command("generate")(generate_command)
 app.command("chat")(chat_command)
 app.command("inspect")(inspect_command)
+app.command("bench")(bench_command)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"eyas {version('eyas')}")
+        print(f"eyas {version('eyas') or '(not installed)'}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:

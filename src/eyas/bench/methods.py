@@ -1,0 +1,104 @@
+"""What is measured side by side: ways to answer that a bench can play one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from eyas.completion import Completion, collect
+from eyas.drafters.base import Drafter
+from eyas.errors import InvalidInputError
+from eyas.generate import Session, Step, generate
+from eyas.policies import DynamicPolicy, TreePolicy, make_policy
+from eyas.sampling import SamplingParams
+from eyas.stopping import StopParams
+from eyas.targets.base import Target
+from eyas.text import TextTokenizer
+
+BASELINE = "none"
+"""Plain decoding by our own loop: what speed-ups are measured against."""
+
+REFERENCE = "transformers"
+"""transformers' own ``generate``, see ``eyas.bench.reference``."""
+
+ABLATIONS = {
+    "dynamic-no-value": {"value": False},
+    "dynamic-no-rerank": {"rerank": False},
+    "dynamic-neither": {"value": False, "rerank": False},
+}
+METHODS = (BASELINE, "chain", "static", "dynamic", *ABLATIONS)
+
+Watch = Callable[[Step], bool]
+"""Called with each step; True abandons the answer."""
+
+Answer = Callable[[Sequence[int], StopParams, np.random.Generator, Watch], Completion]
+"""(prompt ids, when to stop, randomness, watch) -> the answer, in one conversation from turn to turn."""
+
+
+class Method(Protocol):
+    """A way to answer."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self) -> Answer:
+        """A new conversation with nothing in its caches."""
+        ...
+
+
+@dataclass(frozen=True)
+class EyasMethod:
+    """Our own loop with one policy; plain decoding without a drafter."""
+
+    name: str
+    target: Target
+    tokenizer: TextTokenizer
+    params: SamplingParams
+    policy: TreePolicy | None = None
+    drafter: Drafter | None = None
+
+    def start(self) -> Answer:
+        session = Session(self.target, self.drafter)
+
+        def answer(prompt: Sequence[int], stop: StopParams, rng: np.random.Generator, watch: Watch) -> Completion:
+            steps = generate(
+                session,
+                prompt,
+                policy=self.policy,
+                params=self.params,
+                stop=stop,
+                tokenizer=self.tokenizer,
+                rng=rng,
+            )
+            return collect(steps, len(prompt), watch)
+
+        return answer
+
+
+def parse_methods(names: str) -> list[str]:
+    """Names from a list like "none,chain,dynamic".
+
+    Raises:
+        InvalidInputError: an unknown or repeated name, or none at all.
+    """
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise InvalidInputError(f"no method given; choose from {', '.join(METHODS)}")
+    for name in chosen:
+        if name not in METHODS:
+            raise InvalidInputError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+        if chosen.count(name) > 1:
+            raise InvalidInputError(f"method {name!r} is named twice")
+    return chosen
+
+
+def method_policy(name: str, *, num_steps: int, topk: int, num_draft_tokens: int) -> TreePolicy | None:
+    """The policy of a method under the common budget; None for plain decoding."""
+    if name == BASELINE:
+        return None
+    if name in ABLATIONS:
+        return replace(DynamicPolicy(num_steps, topk, num_draft_tokens), **ABLATIONS[name])
+    return make_policy(name, num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)

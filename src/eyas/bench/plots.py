@@ -1,0 +1,165 @@
+"""Plots of a results file, with matplotlib (``pip install 'eyas[plots]'``). Reads JSON, never a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eyas.bench.intervals import Interval, acceptance_length_interval, speedup_interval
+from eyas.bench.methods import BASELINE, REFERENCE
+from eyas.bench.summary import per_question
+from eyas.errors import InvalidInputError
+from eyas.metrics import PHASES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+"""Okabe and Ito's palette: told apart by colour-blind readers, too."""
+
+
+def write_plots(data: Mapping[str, Any], report: Path) -> dict[str, str]:
+    """Write each plot as SVG beside the report; title -> file name."""
+    files: dict[str, str] = {}
+    for index, (title, svg) in enumerate(inline_plots(data).items(), 1):
+        path = report.with_name(f"{report.stem}-{index}.svg")
+        path.write_text(svg, encoding="utf-8")
+        files[title] = path.name
+    return files
+
+
+def inline_plots(data: Mapping[str, Any]) -> dict[str, str]:
+    """Title -> SVG element.
+
+    Raises:
+        InvalidInputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidInputError("plots need matplotlib: pip install 'eyas[plots]'") from None
+    style: Any = {"svg.hashsalt": "eyas", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    svgs: dict[str, str] = {}
+    with mpl.rc_context(style):
+        for title, draw in _plots(data).items():
+            figure = Figure(figsize=(8, 3.4), layout="constrained")
+            draw(figure.subplots(), data)
+            svgs[title] = _svg(figure)
+    return svgs
+
+
+def _svg(figure: Figure) -> str:
+    buffer = StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _plots(data: Mapping[str, Any]) -> dict[str, Callable[[Axes, Mapping[str, Any]], None]]:
+    """Those plots that the results have something for."""
+    plots: dict[str, Callable[[Axes, Mapping[str, Any]], None]] = {}
+    drafting = _drafting(data)
+    if drafting and BASELINE in data["methods"]:
+        plots["Speed-up over plain decoding"] = _speedups
+    if drafting:
+        plots["Acceptance length"] = _acceptance_lengths
+    plots["Where a cycle's time goes"] = _phases
+    if drafting:
+        plots["Acceptance by depth"] = _depths
+        plots["Confidence and acceptance"] = _calibration
+    return plots
+
+
+def _drafting(data: Mapping[str, Any]) -> list[str]:
+    return [method for method in data["methods"] if method not in (BASELINE, REFERENCE)]
+
+
+def _speedups(axes: Axes, data: Mapping[str, Any]) -> None:
+    _bars(
+        axes,
+        data,
+        lambda one: one["speedup"]["ratio_of_sums"],
+        lambda rows, plain: speedup_interval(rows, plain),
+    )
+    axes.axhline(1, color="#444", linewidth=0.8)
+    axes.set_ylabel("speed-up")
+
+
+def _acceptance_lengths(axes: Axes, data: Mapping[str, Any]) -> None:
+    _bars(axes, data, lambda one: one["acceptance_length"], lambda rows, plain: acceptance_length_interval(rows))
+    axes.set_ylabel("tokens per cycle (tau)")
+
+
+def _bars(
+    axes: Axes,
+    data: Mapping[str, Any],
+    value: Callable[[Mapping[str, Any]], float | None],
+    interval: Callable[[Mapping[Any, Any], Mapping[Any, Any]], Interval | None],
+) -> None:
+    """Bars by file and method, with 95 % intervals over questions."""
+    methods, files = _drafting(data), list(data["summary"]["files"])
+    width = 0.8 / len(methods)
+    for index, method in enumerate(methods):
+        for place, file in enumerate(files):
+            height = value(data["summary"]["files"][file][method])
+            if height is None:
+                continue
+            x = place + (index - (len(methods) - 1) / 2) * width
+            label = method if place == 0 else None
+            axes.bar(x, height, 0.92 * width, color=COLOURS[index % len(COLOURS)], label=label)
+            rows = [row for row in data["rows"] if row["file"] == file]
+            ends = interval(per_question(rows, method), per_question(rows, BASELINE))
+            if ends is not None:
+                axes.vlines(x, *ends, color="#222", linewidth=1)
+    axes.set_xticks(range(len(files)), files)
+    axes.legend(frameon=False, ncols=len(methods), loc="upper left", bbox_to_anchor=(0, 1.15))
+
+
+def _phases(axes: Axes, data: Mapping[str, Any]) -> None:
+    total = {method: one for method, one in data["summary"]["total"].items() if one["cycles"]}
+    names = list(total)[::-1]
+    start = np.zeros(len(names))
+    for index, phase in enumerate(PHASES[1:]):
+        milliseconds = np.array([1000 * total[name]["seconds"][phase] / total[name]["cycles"] for name in names])
+        axes.barh(names, milliseconds, left=start, color=COLOURS[index], label=phase, height=0.6)
+        start += milliseconds
+    axes.set_xlabel("milliseconds per cycle")
+    axes.legend(frameon=False, ncols=5, loc="upper left", bbox_to_anchor=(0, 1.15))
+
+
+def _depths(axes: Axes, data: Mapping[str, Any]) -> None:
+    deepest = 1
+    for index, method in enumerate(_drafting(data)):
+        lists = [row["accepted_lengths"] for row in data["rows"] if row["method"] == method]
+        counts = np.zeros(max(map(len, lists), default=0), np.int64)
+        for each in lists:
+            counts[: len(each)] += each
+        if counts.sum() == 0:
+            continue
+        deepest = max(deepest, len(counts) - 1)
+        reached = counts[::-1].cumsum()[::-1] / counts.sum()  # share of cycles that accepted at least so many
+        axes.plot(range(1, len(reached)), reached[1:], marker="o", color=COLOURS[index % len(COLOURS)], label=method)
+    axes.set_xlabel("depth")
+    axes.set_ylabel("share of cycles accepted so deep")
+    axes.set_ylim(0, 1)
+    axes.set_xticks(range(1, deepest + 1))
+    axes.legend(frameon=False)
+
+
+def _calibration(axes: Axes, data: Mapping[str, Any]) -> None:
+    for index, method in enumerate(_drafting(data)):
+        table = np.sum([row["calibration"] for row in data["rows"] if row["method"] == method], axis=0)  # [bins, 2]
+        centres = (np.arange(len(table)) + 0.5) / len(table)
+        asked = table[:, 0] > 0
+        share = table[asked, 1] / table[asked, 0]
+        axes.plot(centres[asked], share, marker=".", color=COLOURS[index % len(COLOURS)], label=method)
+    axes.plot([0, 1], [0, 1], color="#888", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("share accepted")
+    axes.legend(frameon=False)
