@@ -1,0 +1,152 @@
+"""Confidence against acceptance: what a drafter's path values are worth, and a map that makes them honest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eyas.costs import Doubles, monotone
+from eyas.errors import InvalidInputError
+from eyas.policies.base import Candidates
+from eyas.tree import Bools, Floats
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Nodes of similar path value at one level.
+
+    Attributes:
+        value: their mean path value, which is what the drafter promises.
+        accepted: the share that was accepted.
+        count: how many.
+    """
+
+    value: float
+    accepted: float
+    count: int
+
+
+@dataclass(frozen=True)
+class LevelMap:
+    """A non-decreasing, piecewise linear map of log path values at one level.
+
+    Below the first knot values keep their ratio to it; above the last one they stay at it.
+
+    Attributes:
+        promised: log values of the knots, increasing.
+        observed: log acceptance at each, non-decreasing, at most 0.
+    """
+
+    promised: tuple[float, ...]
+    observed: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        x, y = np.asarray(self.promised), np.asarray(self.observed)
+        good = len(x) == len(y) > 0 and np.isfinite([*x, *y]).all()
+        if not good or (np.diff(x) <= 0).any() or (np.diff(y) < 0).any() or y[-1] > 0:
+            raise InvalidInputError(
+                "a calibration map needs increasing log values and as many non-decreasing log acceptances <= 0, got "
+                f"{list(self.promised)} and {list(self.observed)}"
+            )
+
+    def __call__(self, log_values: Floats | Doubles) -> Doubles:
+        mapped: Doubles = np.interp(log_values, self.promised, self.observed)
+        return mapped + np.minimum(log_values - self.promised[0], 0.0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How log path values become log probabilities of acceptance.
+
+    Greedy and sampled answers need maps of their own: greedy accepts the target's likeliest token and nothing else, so
+    a sure drafter is right more often than it says; sampled answers accept a token as often as the target gives it.
+
+    Attributes:
+        levels: one map per level below the root; deeper levels use the last one, an empty tuple changes nothing.
+    """
+
+    levels: tuple[LevelMap, ...] = ()
+
+    def acceptance(self, candidates: Candidates) -> Doubles:
+        """[C] float64 probability that each node is accepted: 1 for the root, never more than its parent's."""
+        if not self.levels:
+            values: Doubles = np.exp(candidates.log_values, dtype=np.float64)
+            return values
+        values = np.ones(len(candidates))
+        for depth in range(1, candidates.depth + 1):
+            level = slice(*candidates.levels[depth : depth + 2])
+            mapped = np.exp(self.levels[min(depth, len(self.levels)) - 1](candidates.log_values[level]))
+            values[level] = np.minimum(mapped, values[candidates.parents[level]])
+        return values
+
+    @classmethod
+    def fit(cls, levels: Sequence[tuple[Floats, Bools]], bins: int = 12) -> Calibration:
+        """From observations per level: log path values [n] and whether each node was accepted [n].
+
+        A level without observations uses the map of the level above; without any at level 1 nothing is changed.
+        """
+        maps: list[LevelMap] = []
+        for values, accepted in levels:
+            fitted = _fit(reliability(values, accepted, bins))
+            if fitted is None and not maps:
+                break
+            maps.append(fitted or maps[-1])
+        return cls(tuple(maps))
+
+    @classmethod
+    def from_dict(cls, levels: Sequence[Mapping[str, Any]]) -> Calibration:
+        """The inverse of ``as_dict``."""
+        try:
+            return cls(tuple(LevelMap(tuple(each["promised"]), tuple(each["observed"])) for each in levels))
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError(f"not a calibration: {error!r}") from None
+
+    def as_dict(self) -> list[dict[str, list[float]]]:
+        return [{"promised": list(each.promised), "observed": list(each.observed)} for each in self.levels]
+
+
+IDENTITY = Calibration()
+"""Path values as the drafter gives them."""
+
+
+def reliability(log_values: Floats, accepted: Bools, bins: int = 12) -> list[Bin]:
+    """Bins with an equal share of the *probability mass*, by falling value.
+
+    Most candidates are worthless; bins of equal count would all lie among them. Cut by mass, each bin stands for as
+    many expected acceptances as any other, and the few nodes that decide are told apart.
+
+    Args:
+        log_values: [n] log path values; -inf is left out.
+        accepted: [n] what became of them.
+        bins: how many at most.
+    """
+    known = np.isfinite(log_values)
+    order = np.argsort(-log_values[known], kind="stable")
+    values = np.exp(log_values[known][order], dtype=np.float64)
+    hits = accepted[known][order]
+    if not len(values):
+        return []
+    mass = np.cumsum(values)
+    which = np.minimum((mass / mass[-1] * bins - 1e-9).astype(np.int64), bins - 1)
+    found = []
+    for number in np.unique(which):
+        inside = which == number
+        found.append(Bin(float(values[inside].mean()), float(hits[inside].mean()), int(inside.sum())))
+    return found
+
+
+def _fit(found: Sequence[Bin]) -> LevelMap | None:
+    """A map through the bins, pooled until it never falls. A bin is shrunk towards its own promise by one
+    observation, so that none is worth nothing for sure."""
+    rising = [each for each in reversed(found) if each.value > 0]
+    if not rising:
+        return None
+    shrunk = [(each.accepted * each.count + each.value) / (each.count + 1) for each in rising]
+    pooled = monotone(shrunk, [float(each.count) for each in rising])
+    knots: dict[float, float] = {}
+    for each, observed in zip(rising, pooled, strict=True):
+        knots[float(np.log(each.value))] = float(np.log(min(observed, 1.0)))
+    return LevelMap(tuple(knots), tuple(knots.values()))
