@@ -2,13 +2,15 @@
 
 Order, the one transformers uses where both have the option:
 
-1. ``logit_bias``, then custom ``processors`` (grammars and the like)
+1. ``logit_bias``
 2. ``repetition_penalty`` (prompt and answer), ``presence_penalty`` and ``frequency_penalty`` (answer only)
 3. end-of-answer tokens banned until ``min_tokens`` are out
-4. ``temperature``, ``top_k``, ``top_p``, ``min_p``
+4. custom ``processors`` (grammars and the like)
+5. ``temperature``, ``top_k``, ``top_p``, ``min_p``
 
-Steps 1-3 depend on the tokens before a node, so they see each node's own true prefix: the committed tokens plus
-the node's ancestors in the draft tree, never a sibling.
+Steps 1-4 depend on the tokens before a node, so they see each node's own true prefix: the committed tokens plus
+the node's ancestors in the draft tree, never a sibling. Past a token that ends the answer they are not asked:
+nothing chosen there is ever committed.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class Sampler:
         vocab_size: V; ids in ``logit_bias`` must lie below it.
         prompt: token ids of the prompt.
         min_tokens: answer length below which ``end_ids`` cannot be chosen.
-        end_ids: ids that would end the answer.
+        end_ids: ids that would end the answer; those outside the vocabulary cannot come and are left out.
 
     Raises:
         InvalidInputError: a biased token id outside the vocabulary.
@@ -127,7 +129,7 @@ class Sampler:
         self._tokens = list(prompt)
         self._answer_start = len(self._tokens)
         self._min_tokens = min_tokens
-        self._end_ids = np.asarray(end_ids, np.int64)
+        self._end_ids = [token for token in end_ids if 0 <= token < vocab_size]
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float32)
 
@@ -138,13 +140,14 @@ class Sampler:
     @property
     def changes_logits(self) -> bool:
         """Whether ``logits`` changes anything for the next tokens; if not, greedy decoding takes the raw argmax."""
-        return self.params.looks_back or self._held(self._tokens)
+        return self.params.looks_back or self._held(len(self._tokens))
 
-    def _held(self, prefix: Sequence[int]) -> bool:
-        return len(prefix) - self._answer_start < self._min_tokens and len(self._end_ids) > 0
+    def _held(self, length: int) -> bool:
+        """Whether no end-of-answer token may follow a prefix of this length."""
+        return length - self._answer_start < self._min_tokens and len(self._end_ids) > 0
 
     def logits(self, raw: Floats, ancestors: Sequence[int] = ()) -> Floats:
-        """Steps 1-3.
+        """Steps 1-4.
 
         Args:
             raw: [V] float32, may be changed in place.
@@ -152,13 +155,18 @@ class Sampler:
 
         Returns:
             [V] float32.
+
+        Raises:
+            InvalidInputError: no token is left to choose.
         """
-        params, prefix = self.params, [*self._tokens, *ancestors]
+        params = self.params
+        held = self._held(len(self._tokens) + len(ancestors))
+        if not (params.looks_back or held) or any(token in self._end_ids for token in ancestors):
+            return raw
+        prefix = [*self._tokens, *ancestors]
         logits = raw
         if len(self._bias_ids):
             logits[self._bias_ids] += self._bias
-        for processor in params.processors:
-            logits = processor(prefix, logits)
         if params.repetition_penalty != 1.0:
             seen = np.unique(np.asarray(prefix, np.int64))
             values = logits[seen]
@@ -168,21 +176,28 @@ class Sampler:
             used, counts = np.unique(np.asarray(prefix[self._answer_start :], np.int64), return_counts=True)
             penalty = params.presence_penalty + params.frequency_penalty * counts
             logits[used] -= penalty.astype(np.float32)
-        if self._held(prefix):
+        if held:
             logits[self._end_ids] = -np.inf
+        for processor in params.processors:
+            logits = processor(prefix, logits)
+        if not isfinite(logits.max()):
+            raise InvalidInputError(
+                f"after {len(prefix) - self._answer_start} tokens of answer no token is left to choose (largest logit: "
+                f"{logits.max()}); logit_bias, min_tokens and processors must leave at least one"
+            )
         return logits
 
     def choice(self, raw: Floats, ancestors: Sequence[int] = ()) -> int:
-        """The greedy token: index of the first maximum after steps 1-3."""
+        """The greedy token: index of the first maximum after steps 1-4."""
         return int(self.logits(raw, ancestors).argmax())
 
     def probabilities(self, raw: Floats, ancestors: Sequence[int] = ()) -> Floats:
-        """[V] float32: steps 1-4, normalised."""
+        """[V] float32: steps 1-5, normalised."""
         return warp(self.logits(raw, ancestors), self.params)
 
 
 def warp(logits: Floats, params: SamplingParams) -> Floats:
-    """Temperature, top-k, top-p, min-p, each on what the one before left (step 4).
+    """Temperature, top-k, top-p, min-p, each on what the one before left (step 5).
 
     Args:
         logits: [V] float32 with at least one finite value.
@@ -194,8 +209,10 @@ def warp(logits: Floats, params: SamplingParams) -> Floats:
         one_hot = np.zeros_like(logits)
         one_hot[logits.argmax()] = 1.0
         return one_hot
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the maximum to -inf, as it should
-        scaled = (logits - logits.max()) / np.float32(params.temperature)
+    # A tiny temperature sends all but the maximum to -inf, as it should; float32's own zero would make NaN of it.
+    temperature = max(np.float32(params.temperature), np.finfo(np.float32).tiny)
+    with np.errstate(over="ignore"):
+        scaled = (logits - logits.max()) / temperature
     if 0 < params.top_k < len(scaled):
         threshold = np.partition(scaled, -params.top_k)[-params.top_k]
         scaled = np.where(scaled < threshold, np.float32(-np.inf), scaled)
@@ -210,14 +227,14 @@ def warp(logits: Floats, params: SamplingParams) -> Floats:
 
 
 def _nucleus(probabilities: Floats, top_p: float) -> Floats:
-    """Drop the least likely tokens whose masses together stay within 1 - top_p; ties fall from the lower index on,
-    as in a stable ascending sort."""
+    """Drop the least likely tokens whose masses together stay within 1 - top_p; of equal ones the lower index stays."""
     allowed = np.float32(1.0 - top_p)
     # Together, tokens below allowed / V can never exceed it: they fall without being sorted.
     tail = probabilities < allowed / len(probabilities)
     kept = np.flatnonzero(~tail)
-    order = kept[np.argsort(probabilities[kept], kind="stable")]
-    dropped = np.cumsum(probabilities[order]) + probabilities[tail].sum() <= allowed
+    order = kept[np.argsort(-probabilities[kept], kind="stable")[::-1]]  # ascending
+    masses = np.cumsum(probabilities[order], dtype=np.float64) + probabilities[tail].sum(dtype=np.float64)
+    dropped = masses.astype(np.float32) <= allowed
     dropped[-1] = False
     probabilities[order[dropped]] = 0.0
     probabilities[tail] = 0.0
