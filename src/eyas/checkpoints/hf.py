@@ -33,9 +33,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    # What transformers assumes where config.json is silent.
+    "llama": {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "qwen2": {"max_position_embeddings": 32768, "attention_bias": True, "mlp_bias": False},
+    "qwen3": {"max_position_embeddings": 32768, "attention_bias": False, "mlp_bias": False, "head_dim": 128},
+}
+
+
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json with both spellings of the RoPE settings (``rope_theta``/``rope_scaling`` and transformers 5's
-    ``rope_parameters``) brought to the first, and defaults for ``head_dim`` and ``num_key_value_heads``."""
+    """config.json, normalised.
+
+    Both spellings of the RoPE settings (``rope_theta``/``rope_scaling``, and transformers 5's ``rope_parameters``)
+    become the first, with ``rope_scaling`` None where nothing is scaled; ``head_dim`` and ``num_key_value_heads`` are
+    always there; for llama, mistral, qwen2 and qwen3 so is everything an engine needs.
+    """
     config = read_json(directory / "config.json")
     rope = config.pop("rope_parameters", None)
     if isinstance(rope, dict) and "full_attention" not in rope:
@@ -47,8 +66,14 @@ def read_config(directory: Path) -> dict[str, Any]:
     if isinstance(scaling, dict):
         if "type" in scaling and "rope_type" not in scaling:
             scaling["rope_type"] = scaling["type"]
+        scaling.pop("type", None)
         if scaling.get("rope_type", "default") == "default":
             config["rope_scaling"] = None
+    if (family := config.get("model_type")) in _FAMILY_DEFAULTS:
+        common = {"rope_theta": 10000.0, "rope_scaling": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+        config = common | _FAMILY_DEFAULTS[family] | config
+        if family.startswith("qwen") and not config.get("use_sliding_window"):
+            config["sliding_window"] = None
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         if config.get("num_key_value_heads") is None:
