@@ -11,6 +11,8 @@ from eyas.cli.bench import bench_command
 from eyas.cli.chat import chat_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
+from eyas.cli.models import info_command, pull_command
+from eyas.cli.train import data_app, train_command
 from eyas.environment import version
 from eyas.errors import EyasError
 
@@ -26,6 +28,10 @@ app.command("generate")(generate_command)
 app.command("chat")(chat_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
+app.add_typer(data_app, name="data")
+app.command("train")(train_command)
+app.command("pull")(pull_command)
+app.command("info")(info_command)
 
 
 def _print_version(wanted: bool) -> None:

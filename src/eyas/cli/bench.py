@@ -175,7 +175,7 @@ def print_summary(summary: dict[str, Any], target: dict[str, Any]) -> None:
     for name, numbers in parts.items():
         count = max((one["questions"] for one in numbers.values()), default=0)
         title = f"{name}: {count} questions, {target['name']}, {target['engine']}, {target['dtype']}"
-        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0)
         for column in HEADINGS:
             table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
         for method, values in numbers.items():

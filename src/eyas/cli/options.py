@@ -7,6 +7,7 @@ typer as single options, so ``eyas generate`` and ``eyas bench`` can never drift
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -47,7 +48,14 @@ class ModelOptions:
     def load(self) -> LoadedTarget:
         from eyas.loading import load_target
 
-        return load_target(self.target, engine=self.engine, dtype=self.dtype, device=self.device, threads=self.threads)
+        return load_target(
+            self.target,
+            engine=self.engine,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""``eyas data answer`` and ``eyas train``: a draft head for any target, in two commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option, Typer
+
+from eyas.cli.models import tell
+from eyas.cli.options import ModelOptions, spread
+from eyas.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from eyas.heads.config import EagleConfig
+    from eyas.models import ModelSource
+    from eyas.train.answer import AnswerProgress
+
+data_app = Typer(help="Make training data.", no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Fields of ``AnswerSettings``; None leaves its default."""
+
+    max_tokens: Annotated[int | None, Option(help="Longest answer.", show_default=False)] = None
+    max_prompt_tokens: Annotated[int | None, Option(help="Longer prompts are left out.", show_default=False)] = None
+    batch: Annotated[int | None, Option(help="Conversations answered at once.", show_default=False)] = None
+    sampled_share: Annotated[float | None, Option(help="Share answered by sampling.", show_default=False)] = None
+    temperature: Annotated[float | None, Option(help="Of the sampled answers.", show_default=False)] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The most used fields of ``TrainSettings``; None leaves its default."""
+
+    steps: Annotated[int | None, Option(help="Optimiser steps.", show_default=False)] = None
+    rows: Annotated[int | None, Option(help="Rows per batch.", show_default=False)] = None
+    row_size: Annotated[int | None, Option(help="Tokens per row.", show_default=False)] = None
+    learning_rate: Annotated[float | None, Option(help="Highest learning rate.", show_default=False)] = None
+    warmup: Annotated[int | None, Option(help="Steps until it is reached.", show_default=False)] = None
+    noise: Annotated[float | None, Option(help="Noise on the features.", show_default=False)] = None
+    regression_weight: Annotated[float | None, Option(help="Weight of the feature loss.", show_default=False)] = None
+    distillation_weight: Annotated[float | None, Option(help="Weight of the token loss.", show_default=False)] = None
+    unroll: Annotated[int | None, Option(help="Own steps learned from.", show_default=False)] = None
+    unroll_decay: Annotated[float | None, Option(help="Weight of each further step.", show_default=False)] = None
+    ema: Annotated[float | None, Option(help="Decay of averaged weights; 0 is off.", show_default=False)] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+    evaluate_every: Annotated[int | None, Option(help="Steps between measurements.", show_default=False)] = None
+
+
+def given(options: AnswerOptions | TrainOptions) -> dict[str, Any]:
+    """What the user set."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
+
+
+@data_app.command("answer")
+@spread
+def answer_command(
+    prompts: Annotated[list[Path], Argument(help="JSON lines with 'turns', 'messages' or 'prompt'.")],
+    model: ModelOptions,
+    options: AnswerOptions,
+    out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
+    limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
+) -> None:
+    """Let the model answer prompts itself and keep its features: what a draft head learns from."""
+    from eyas.train.answer import AnswerSettings, answer_prompts, read_prompts
+
+    settings = AnswerSettings(**given(options))
+    chosen = read_prompts(prompts)[:limit]
+    loaded = model.load()
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} tokens/s"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("answer", total=None, rate=0.0)
+
+        def progress(now: AnswerProgress) -> None:
+            rate = now.answer_tokens / now.seconds if now.seconds else 0.0
+            bar.update(task, total=now.prompts, completed=now.documents, rate=rate)
+
+        done = answer_prompts(
+            loaded.target,
+            chosen,
+            out,
+            settings,
+            encode=loaded.tokenizer.encode_chat,
+            decode=loaded.tokenizer.decode,
+            progress=progress,
+        )
+    print(
+        f"{done.documents} prompts answered with {done.answer_tokens} tokens in {done.seconds:.0f} s; "
+        f"{done.skipped} were answered already, {done.too_long} too long, {done.empty} empty"
+    )
+
+
+@spread
+def train_command(
+    stores: Annotated[list[Path], Argument(help="What 'eyas data answer' wrote.")],
+    options: TrainOptions,
+    out: Annotated[Path, Option(help="The run: a directory; continued if it is there.", show_default=False)],
+    target: Annotated[str | None, Option(help="The model that answered. Default: the default model.")] = None,
+    draft_vocab_size: Annotated[
+        int | None, Option(help="Score only so many tokens, the most frequent ones.", show_default=False)
+    ] = None,
+    intermediate_size: Annotated[
+        int | None, Option(help="MLP width. Default: the model's.", show_default=False)
+    ] = None,
+    device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
+    threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
+) -> None:
+    """Train an EAGLE-2 draft head; stop and go on whenever you like."""
+    from eyas.models import load_source
+
+    source = load_source(target, tell)
+    config = head_config(source, draft_vocab_size, intermediate_size)
+    import torch
+
+    from eyas.train.trainer import TargetWeights, Trainer, TrainSettings
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    embedding = torch.from_numpy(source.tensors.float32("model.embed_tokens.weight").copy())
+    tied = "lm_head.weight" not in source.tensors
+    lm_head = embedding if tied else torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
+    trainer = Trainer(
+        stores,
+        TargetWeights(embedding, lm_head),
+        config,
+        TrainSettings(**given(options)),
+        out,
+        device=device,
+        metadata={"target": source.name, "target_fingerprint": source.fingerprint()},
+    )
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn(
+        "loss {task.fields[loss]:.3f}  top-1 {task.fields[agreement]:.3f}  {task.fields[rate]:.0f} tokens/s"
+    )
+    columns = (BarColumn(), MofNCompleteColumn(), text, TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("train", total=trainer.settings.steps, loss=0.0, agreement=0.0, rate=0.0)
+
+        def progress(metrics: dict[str, Any]) -> None:
+            bar.update(
+                task,
+                completed=metrics["step"],
+                loss=metrics["loss"],
+                agreement=metrics["agreement"][0],
+                rate=metrics["tokens_per_second"],
+            )
+            if "held_out_acceptance_length" in metrics:
+                console.print(f"step {metrics['step']}: held-out tau {metrics['held_out_acceptance_length']:.3f}")
+
+        state = trainer.run(progress)
+    print(json.dumps({"head": str(out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}))
+
+
+def head_config(source: ModelSource, draft_vocab_size: int | None, intermediate_size: int | None) -> EagleConfig:
+    """The shape of a new head for a target: its own attention shape, no biases, so that every engine can load it.
+
+    Raises:
+        InvalidInputError: a draft vocabulary larger than the target's.
+    """
+    from eyas.heads.config import EagleConfig
+
+    config = source.config
+    heads = config["num_attention_heads"]
+    if draft_vocab_size is not None and not 1 <= draft_vocab_size <= config["vocab_size"]:
+        raise InvalidInputError(f"draft_vocab_size must lie in 1..{config['vocab_size']}, got {draft_vocab_size}")
+    return EagleConfig(
+        hidden_size=config["hidden_size"],
+        intermediate_size=intermediate_size or config["intermediate_size"],
+        num_attention_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=config.get("rope_theta") or 10000.0,
+        rope_scaling=config.get("rope_scaling"),
+        max_position_embeddings=config["max_position_embeddings"],
+        draft_vocab_size=draft_vocab_size,
+    )
