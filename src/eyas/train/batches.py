@@ -1,0 +1,151 @@
+"""Documents packed into rows of one length, with masks that keep them apart.
+
+The one place of the training side where EAGLE's shift lives: pair t of a document is (feature t, token t + 1); it
+predicts feature t + 1, hence the distribution of token t + 2. A document of T rows has T - 1 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.errors import InvalidInputError
+from eyas.train.store import Document
+from eyas.tree import Ints
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of S pairs; unused places belong to document -1 and have weight 0.
+
+    Attributes:
+        tokens: [B, S] int64, token t + 1 of pair t.
+        features: [B, S, H] float32, feature t.
+        targets: [B, S, H] float32, feature t + 1.
+        positions: [B, S] int64, t; starts anew with each document.
+        documents: [B, S] int64, number of the document within its row.
+        weights: [B, S] float32: 1 where token t + 2 is part of an answer, ``prompt_weight`` where of a prompt.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    targets: Tensor
+    positions: Tensor
+    documents: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+    def step_mask(self, step: int) -> Tensor:
+        """[B, 1, S, step * S] additive mask of unrolled step ``step`` (1, 2, ...).
+
+        In step 1 pair t sees the pairs 0..t of its document. In step j its feature is the head's own, made j - 1
+        predictions after the last true one, as at inference: of the true pairs (block 1 of the keys) it sees those
+        up to t - j + 1, and of each later block i the one pair t - j + i on its own path.
+        """
+        same = self.documents[:, :, None] == self.documents[:, None, :]  # [B, S, S]
+        size = self.tokens.shape[1]
+        behind = torch.arange(size, device=same.device)[:, None] - torch.arange(size, device=same.device)
+        blocks = [same & (behind >= step - 1)]
+        blocks += [same & (behind == step - i) for i in range(2, step + 1)]
+        # A document's first pairs have no true pair that far back: in block 1 they see themselves, a row whose loss
+        # does not count.
+        lost = self.positions < step - 1
+        blocks[0] = blocks[0] | (torch.eye(size, dtype=torch.bool, device=same.device) & lost[:, :, None])
+        seen = torch.cat(blocks, dim=-1)
+        return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+def pack(lengths: Sequence[int], row_size: int) -> list[list[int]]:
+    """First-fit packing: indices of the documents of each row, in order; longer documents get cut to ``row_size``.
+
+    Args:
+        lengths: pairs of each document.
+        row_size: pairs per row.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index, length in enumerate(lengths):
+        need = min(length, row_size)
+        place = next((r for r in range(max(0, len(rows) - 32), len(rows)) if room[r] >= need), None)
+        if place is None:
+            rows.append([])
+            room.append(row_size)
+            place = len(rows) - 1
+        rows[place].append(index)
+        room[place] -= need
+    return rows
+
+
+def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight: float = 0.0) -> Batch:
+    """A batch whose row r holds the documents ``rows[r]`` one after the other."""
+    size = len(rows)
+    hidden = next(document.features.shape[1] for row in rows for document in row)
+    tokens = np.zeros((size, row_size), np.int64)
+    positions = np.zeros((size, row_size), np.int64)
+    documents = np.full((size, row_size), -1, np.int64)
+    weights = np.zeros((size, row_size), np.float32)
+    features = torch.zeros(size, row_size, hidden)
+    targets = torch.zeros(size, row_size, hidden)
+    for r, row in enumerate(rows):
+        start = 0
+        for number, document in enumerate(row):
+            n = min(len(document) - 1, row_size - start)
+            if n < 1:
+                continue
+            place = slice(start, start + n)
+            tokens[r, place] = document.ids[1 : n + 1]
+            positions[r, place] = np.arange(n)
+            documents[r, place] = number
+            predicted_is_answer = np.append(document.answer, True)[2 : n + 2]
+            weights[r, place] = np.where(predicted_is_answer, 1.0, prompt_weight)
+            features[r, place] = document.features[:n].float()
+            targets[r, place] = document.features[1 : n + 1].float()
+            start += n
+    as_tensor = torch.from_numpy
+    return Batch(
+        as_tensor(tokens), features, targets, as_tensor(positions), as_tensor(documents), as_tensor(weights)
+    )
+
+
+def epoch_rows(lengths: Ints, row_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """The documents of each row of an epoch, freshly shuffled; a function of its arguments alone.
+
+    Args:
+        lengths: [D] tokens of each document.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    rows = pack((lengths[order] - 1).tolist(), row_size)
+    return [[int(order[i]) for i in rows[r]] for r in rng.permutation(len(rows))]
+
+
+def choose_draft_vocabulary(documents: Iterator[Document] | Sequence[Document], vocab_size: int, size: int) -> Ints:
+    """The ``size`` most frequent answer tokens as d2t offsets [size] int64: target id = draft id + d2t[draft id].
+
+    Ids never seen are taken in ascending order: tokenizers number their merges by frequency.
+    """
+    if not 1 <= size <= vocab_size:
+        raise InvalidInputError(f"a draft vocabulary holds 1 to {vocab_size} tokens (the target's), got {size}")
+    counts = np.zeros(vocab_size, np.int64)
+    for document in documents:
+        np.add.at(counts, document.ids[document.answer], 1)
+        counts[document.last] += 1
+    kept = np.sort(np.argsort(-counts, kind="stable")[:size])
+    return (kept - np.arange(size)).astype(np.int64)
+
+
+def coverage(documents: Iterator[Document] | Sequence[Document], d2t: Ints) -> float:
+    """Share of answer tokens that the draft vocabulary holds."""
+    kept = np.arange(len(d2t)) + d2t
+    hits = total = 0
+    for document in documents:
+        answers = np.append(document.ids[document.answer], document.last)
+        hits += int(np.isin(answers, kept).sum())
+        total += len(answers)
+    return hits / max(total, 1)

@@ -1,0 +1,63 @@
+"""Acceptance length without a target: walk known greedy answers with the real drafter and the real policy.
+
+A greedy answer says what the target would accept, so a cycle of decoding can be replayed from the stored ids and
+features alone: draft a tree, follow it along the known continuation, commit. Nothing differs from decoding but the
+arithmetic of the stored features (bfloat16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eyas.drafters.base import Drafter
+from eyas.errors import InvalidInputError
+from eyas.policies.base import TreePolicy
+from eyas.train.store import Document
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Attributes:
+    cycles, tokens: drafted trees, and tokens they would have committed.
+    """
+
+    cycles: int
+    tokens: int
+
+    @property
+    def length(self) -> float:
+        """tau: committed tokens per cycle."""
+        return self.tokens / max(self.cycles, 1)
+
+
+def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]) -> Acceptance:
+    """Replay the greedy decoding of each document's last answer.
+
+    The count follows real decoding: the answer's first token comes from the prefill and is not counted.
+    """
+    cycles = tokens = 0
+    for document in documents:
+        if not document.greedy:
+            raise InvalidInputError("simulated acceptance needs greedy answers, a sampled one was given")
+        ids = [*document.ids.tolist(), document.last]
+        root = len(document.answer) - 1
+        while root > 0 and document.answer[root - 1]:
+            root -= 1  # the last answer's first token
+        session = drafter.new_session()
+        session.commit(ids[1 : root + 1], document.features[:root])
+        while root < len(ids) - 1:
+            tree = session.propose(ids[root], policy, len(ids) - 2 - root)
+            node, accepted = 0, 0
+            while root + 1 + accepted < len(ids) - 1:
+                wanted = ids[root + 1 + accepted]
+                child = next((c for c in tree.children[node] if tree.tokens[c] == wanted), None)
+                if child is None:
+                    break
+                node, accepted = child, accepted + 1
+            new = accepted + 1  # the target provides one more
+            session.commit(ids[root + 1 : root + new + 1], document.features[root : root + new])
+            root += new
+            cycles += 1
+            tokens += new
+    return Acceptance(cycles, tokens)
