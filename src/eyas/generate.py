@@ -170,8 +170,11 @@ class Session:
             if ours != theirs:
                 break
             common += 1
-        # The last common token is run again: whatever follows it starts from its logits and its feature.
+        # The last common token is run again: whatever follows it starts from its logits and its feature. A cycle that
+        # was interrupted half way may have left cache and draft session at different lengths.
         keep = min(max(0, common - 1), self.cache.length)
+        if self.draft is not None:
+            keep = min(keep, self.draft.length)
         self.cache.truncate(keep)
         if self.draft is not None:
             self.draft.truncate(keep)
@@ -216,6 +219,11 @@ class Request:
             raise InvalidInputError(
                 f"logprobs must be between 0 and the vocabulary's {info.vocab_size}, got {logprobs}"
             )
+        for token in stop.stop_token_ids:
+            if not 0 <= token < info.vocab_size:
+                raise InvalidInputError(
+                    f"stop_token_ids names token {token}, but ids of {info.name} run from 0 to {info.vocab_size - 1}"
+                )
         end_ids = stop.end_ids(info.eos_token_ids)
         self._answer = Answer(stop, info.eos_token_ids, info.max_positions - len(prompt), tokenizer)
         self._sampler = Sampler(params, info.vocab_size, prompt, stop.min_tokens, end_ids)
@@ -272,10 +280,18 @@ class Request:
 
 
 def token_logprob(logits: Floats, token: int, count: int) -> TokenLogprob:
-    """Log-probability of ``token`` and of the ``count`` likeliest tokens under raw logits [V]."""
+    """Log-probability of ``token`` and of the ``count`` likeliest tokens under raw logits [V].
+
+    Ties are listed by index. Tokens the model itself rules out (logit -inf) are not listed: JSON has no such number.
+    """
     values = log_softmax(logits)
-    likeliest = np.argsort(-values, kind="stable")[:count]
-    return TokenLogprob(token, float(values[token]), tuple((int(i), float(values[i])) for i in likeliest))
+    likeliest: list[tuple[int, float]] = []
+    if count > 0:
+        threshold = max(np.partition(values, -count)[-count], np.finfo(np.float32).min)
+        listed = np.flatnonzero(values >= threshold)
+        best = listed[np.argsort(-values[listed], kind="stable")[:count]]
+        likeliest = list(zip(best.tolist(), values[best].tolist(), strict=True))
+    return TokenLogprob(token, float(values[token]), tuple(likeliest))
 
 
 def _check_prompt(prompt: Sequence[int], info: TargetInfo) -> None:

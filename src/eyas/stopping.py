@@ -21,7 +21,7 @@ class StopParams:
 
     Attributes:
         max_tokens: most tokens of answer; None is bounded by the context alone.
-        min_tokens: no end-of-answer token may be chosen, and no stop string counts, before this many tokens.
+        min_tokens: no end-of-answer token may be chosen, and no stop string completed, before this many tokens.
         stop_strings: the answer ends just before the first of these; needs a tokenizer.
         stop_token_ids: ids that end the answer like the model's own EOS; they stay in ``token_ids``, as EOS does.
         ignore_eos: go on past the model's EOS.
@@ -99,10 +99,7 @@ class Answer:
             delta = "" if ended else self._detokenizer.push(token)
             if ended or len(self.token_ids) >= self._limit:
                 delta += self._detokenizer.finish()
-            if len(self.token_ids) < self._stop.min_tokens:
-                self.text += delta
-            else:
-                self.text += self._stop_strings.push(delta)
+            self.text += self._stop_strings.push(delta, armed=len(self.token_ids) >= self._stop.min_tokens)
         if ended or self._stop_strings.matched:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self._limit:

@@ -386,12 +386,20 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that was met."""
 
-    def push(self, delta: str) -> str:
-        """Text that is safe to show now. After a match (see ``matched``) always ""."""
+    def push(self, delta: str, armed: bool = True) -> str:
+        """Text that is safe to show now. After a match (see ``matched``) always "".
+
+        ``armed=False``: a stop string completed by this text does not count; one only begun by it may count later.
+        """
         if self.matched is not None or not delta:
             return ""
         text = self._held + delta
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        held = len(self._held)
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if armed and (at := text.find(stop, max(0, held + 1 - len(stop)))) >= 0
+        ]
         if found:
             _, start, self.matched = min(found)
             self._held = ""
