@@ -113,7 +113,11 @@ def grow_tree(
         if len(chosen) == 0:
             break
         candidates = candidates.with_children(chosen, score(candidates, chosen))
-    selected = policy.select(candidates)
+    return prune(candidates, policy.select(candidates))
+
+
+def prune(candidates: Candidates, selected: Ints) -> DraftTree:
+    """The tree of the root and the ``selected`` candidates (increasing, closed under parents)."""
     # A drafter that has fewer guesses than asked for pads them with confidence zero; so do all their descendants.
     selected = selected[np.isfinite(candidates.log_values[selected])]
     kept = np.concatenate([np.zeros(1, np.int64), selected])
