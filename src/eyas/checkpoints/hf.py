@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}: not valid JSON at line {error.lineno}: {error.msg}") from None
@@ -149,7 +149,7 @@ class SafetensorsFile(Weights):
         try:
             header = json.loads(self._map[8 : 8 + length])
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: header at byte 8 is not a JSON object: {error}") from None
         self._entries = {name: self._check(name, entry, 8 + length, size) for name, entry in header.items()}
 
@@ -158,7 +158,7 @@ class SafetensorsFile(Weights):
         try:
             kind, shape = str(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
             start, stop = (int(offset) for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(f"{self.path}: tensor {name!r} has a damaged header entry: {entry!r:.80}") from None
         if kind not in BLOCK_SIZES:
             raise UnsupportedModelError(f"{self.path}: tensor {name!r} has type {kind}, which Eyas cannot read")
@@ -196,9 +196,13 @@ class TorchFile(Weights):
     """One pytorch_model.bin, read by torch with ``weights_only=True``: no code in the file is run."""
 
     def __init__(self, path: str | Path) -> None:
-        import torch
-
         self.path = Path(path)
+        try:
+            import torch
+        except ImportError:
+            raise CheckpointError(
+                f"{self.path}: reading a .bin file needs PyTorch (pip install 'eyas[torch]'); .safetensors does not"
+            ) from None
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:  # zip, pickle and torch errors share no base
