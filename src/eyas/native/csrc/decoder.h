@@ -1,0 +1,81 @@
+// Decoder layers over the rows of one pass.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cache.h"
+#include "linear.h"
+
+namespace eyas {
+
+struct Config {
+  int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0, vocab = 0, max_positions = 0;
+  float eps = 1e-6f;
+  std::vector<float> inv_freq;  // [rotated dimensions / 2]
+  float rope_scale = 1;         // multiplies cos and sin (YaRN's attention factor)
+};
+
+struct Layer {
+  Buffer<float> input_norm;  // empty: none (EAGLE's first layer)
+  Buffer<float> post_norm;
+  Buffer<float> q_norm, k_norm;  // empty unless Qwen3
+  Linear qkv, o, gate_up, down;
+  Buffer<float> qkv_bias, o_bias;  // [outputs], empty: none
+  int k_at = 0, v_at = 0;          // where k and v begin in the outputs of qkv
+};
+
+// The rows of one pass and the keys each may see: slots 0 .. prefix - 1 of its cache, then its extra slots.
+struct Rows {
+  struct Request {
+    Cache* cache;
+    int first, count;
+  };
+  std::vector<Request> requests;
+  std::vector<int> position, slot, prefix, extra_begin{0}, extra;
+  int count() const { return int(position.size()); }
+
+  // The trees of a request: rows after the committed prefix, node i at slot length + i, parents before children.
+  // Without parents: a chain.
+  void add_tree(Cache& cache, const int64_t* parents, int count);
+};
+
+// One layer's and one pass's memory; reused, guarded by the pool's one-job-at-a-time through its owner's lock.
+struct Workspace {
+  int rows = 0;
+  Buffer<float> x, normed, qkv, attention, mid, rope;
+  Buffer<char> acts;
+  std::vector<Buffer<float>> out, scores;  // per thread
+};
+
+class Decoder {
+ public:
+  Decoder(const Kernels& kernels, Pool& pool, Config config) : kernels(kernels), pool(pool), config(std::move(config)) {}
+
+  const Kernels& kernels;
+  Pool& pool;
+  const Config config;
+  std::vector<Layer> layers;
+  Workspace work;
+
+  CacheShape cache_shape() const { return {config.layers, config.kv_heads, config.head_dim}; }
+  size_t x_stride() const { return size_t(stride(config.hidden)); }
+  static int stride(int n) { return round_up(n, 64) + 16; }  // floats; off the powers of two
+
+  // Before the job: sizes the workspace and computes the rotations of the rows' positions.
+  void begin(const Rows& rows, int widest_output = 0);
+  // Inside the job, on every thread, with x filled behind a barrier: runs one layer on x in place; ends in a barrier.
+  void run_layer(int index, const Rows& rows, int thread);
+  // Rows of normed or plain floats made ready for `w`; call on every thread, a barrier must follow before use. A plain
+  // format needs no work.
+  Acts prepare(const Linear& w, const float* x, size_t stride, int rows, int thread);
+
+ private:
+  struct Item {  // attention of rows first .. first + count of a request over one K/V head
+    int request, head, first, count, slots;
+  };
+  std::vector<Item> items_;
+  void rotate(float* head, int row) const;
+};
+
+}  // namespace eyas

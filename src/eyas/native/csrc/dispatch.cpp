@@ -1,0 +1,58 @@
+#include <cstring>
+
+#include "kernels.h"
+
+namespace eyas {
+
+extern const Kernels kPortableKernels;
+#ifdef EYAS_X86
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
+#endif
+#ifdef EYAS_NEON
+extern const Kernels kNeonKernels;
+#endif
+
+namespace {
+
+int runnable(const Kernels** sets) {  // best first
+  int n = 0;
+#ifdef EYAS_X86
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifdef EYAS_AVX512
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+    sets[n++] = &kAvx512Bf16Kernels;
+  if (avx512) sets[n++] = &kAvx512Kernels;
+#endif
+  if (avx2) sets[n++] = &kAvx2Kernels;
+#endif
+#ifdef EYAS_NEON
+  sets[n++] = &kNeonKernels;
+#endif
+  sets[n++] = &kPortableKernels;
+  return n;
+}
+
+}  // namespace
+
+const Kernels* select_kernels(const char* name) {
+  const Kernels* sets[8];
+  const int n = runnable(sets);
+  if (!name || !*name) return sets[0];
+  for (int i = 0; i < n; ++i)
+    if (!std::strcmp(sets[i]->name, name)) return sets[i];
+  return nullptr;
+}
+
+int list_kernels(const char** names, int capacity) {
+  const Kernels* sets[8];
+  const int n = runnable(sets);
+  for (int i = 0; i < n && i < capacity; ++i) names[i] = sets[i]->name;
+  return n;
+}
+
+}  // namespace eyas

@@ -1,0 +1,8 @@
+#include "vec_avx2.h"
+// The vocabulary comes first.
+#include "kernels.inl"
+
+namespace eyas {
+extern const Kernels kAvx2Kernels;
+const Kernels kAvx2Kernels = {"avx2", P, format_of, rms_norm, swiglu, attend, log_sum_exp};
+}  // namespace eyas

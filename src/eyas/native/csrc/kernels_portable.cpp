@@ -1,0 +1,8 @@
+#include "vec_portable.h"
+// The vocabulary comes first.
+#include "kernels.inl"
+
+namespace eyas {
+extern const Kernels kPortableKernels;
+const Kernels kPortableKernels = {"portable", P, format_of, rms_norm, swiglu, attend, log_sum_exp};
+}  // namespace eyas

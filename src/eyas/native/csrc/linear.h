@@ -1,0 +1,87 @@
+// A packed weight matrix and its product with a block of rows.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace eyas {
+
+inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// Weights as they come: [rows, cols] row-major floats or bf16, or rows of GGUF blocks.
+struct Source {
+  enum Kind { f32, bf16, blocks } kind;
+  Type type;  // of the blocks
+  const void* data;
+  int rows, cols;
+  size_t row_bytes() const;
+  void read_row(int row, float* out) const;  // f32 and bf16
+};
+
+struct Panel {
+  const Format* format;
+  const char* data;
+};
+
+// Several sources with the same K one after the other, each padded to whole panels. Interleaved (two sources of equal
+// height): a panel of the first, the same panel of the second, and so on.
+class Linear {
+ public:
+  Linear() = default;
+  Linear(const Kernels& kernels, Pool& pool, const std::vector<Source>& sources, Type type, bool interleave = false);
+
+  int k() const { return k_; }
+  int panel_cols() const { return cols_; }
+  const std::vector<Panel>& panels() const { return panels_; }
+  int outputs() const { return int(panels_.size()) * cols_; }  // padding included
+  bool empty() const { return panels_.empty(); }
+  size_t bytes() const { return storage_.size(); }
+  const Format& format() const { return *panels_.front().format; }
+  bool plain() const { return format().plain; }
+  size_t row_bytes() const { return format().row_bytes(k_); }
+  // One output's weights as floats: a row of the source.
+  void unpack(int output, float* out) const { panels_[output / cols_].format->unpack(panels_[output / cols_].data, output % cols_, k_, out); }
+
+ private:
+  int k_ = 0, cols_ = 0;
+  std::vector<Panel> panels_;
+  Buffer<char> storage_;
+};
+
+// Rows ready to be multiplied.
+struct Acts {
+  const char* data;
+  size_t stride;  // bytes
+};
+
+// This thread's share of a product: calls done(panel, first_row, rows, out) for each of its panels, `out` being
+// [rows, panel_cols]. With `unit` 2, panels come in pairs: out is [2][rows, panel_cols] and panel is even.
+template <int unit, class Done>
+void multiply(const Linear& w, Acts acts, int rows, int thread, int threads, float* out, Done&& done) {
+  const auto& panels = w.panels();
+  const int units = int(panels.size()) / unit;
+  const int begin = int(int64_t(units) * thread / threads) * unit, end = int(int64_t(units) * (thread + 1) / threads) * unit;
+  if (begin == end) return;
+  // Rows in blocks that stay in the second-level cache next to a panel.
+  const int fit = std::max<int>(12, int((size_t(192) << 10) / acts.stride) / 12 * 12);
+  const int blocks = (rows + fit - 1) / fit;
+  for (int b = 0; b < blocks; ++b) {
+    const int first = int(int64_t(rows) * b / blocks), count = int(int64_t(rows) * (b + 1) / blocks) - first;
+    for (int p = begin; p < end; p += unit) {
+      for (int u = 0; u < unit; ++u) {
+        const Panel& panel = panels[p + u];
+        const char* next = p + u + 1 < int(panels.size()) ? panels[p + u + 1].data : nullptr;
+        panel.format->multiply(panel.data, acts.data + first * acts.stride, acts.stride, count, w.k(),
+                               out + size_t(u) * count * w.panel_cols(), next);
+      }
+      done(p, first, count, out);
+    }
+  }
+}
+inline size_t multiply_scratch(int rows, int cols) { return size_t(2) * rows * cols; }
+
+}  // namespace eyas

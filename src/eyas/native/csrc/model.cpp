@@ -1,0 +1,74 @@
+#include "model.h"
+
+#include <limits>
+
+namespace eyas {
+
+size_t Model::weight_bytes() const {
+  size_t bytes = embedding.bytes() + lm_head.bytes();
+  for (const Layer& layer : decoder.layers)
+    bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  return bytes;
+}
+
+void Model::forward(const Rows& rows, const int64_t* tokens, const std::vector<int>& wanted, float* logits,
+                    int64_t* argmax, float* features) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int m = rows.count(), threads = pool->threads(), h = config().hidden, asked = int(wanted.size());
+  const int vocab = config().vocab, cols = decoder.kernels.panel_cols;
+  const size_t ld = decoder.x_stride(), feature_ld = size_t(feature_size());
+  decoder.begin(rows, int(lm_head.row_bytes()));
+  std::vector<int> place(m, -1);  // where a row's logits go
+  for (int i = 0; i < asked; ++i) place[wanted[i]] = i;
+  best_.assign(threads, std::vector<Best>(asked, {-std::numeric_limits<float>::infinity(), 0}));
+  float* x = decoder.work.x.get();
+  float* normed = decoder.work.normed.get();
+
+  auto job = [&](int thread) {
+    const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
+    for (int r = begin; r < end; ++r) embed(tokens[r], x + r * ld);
+    pool->barrier();
+    for (int l = 0; l < config().layers; ++l) {
+      for (int level = 0; features && level < int(feature_layers.size()); ++level)
+        if (feature_layers[level] == l)
+          for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, features + r * feature_ld + size_t(level) * h);
+      decoder.run_layer(l, rows, thread);
+    }
+    for (int r = begin; r < end; ++r) {
+      const bool is_feature = features && feature_layers.empty();
+      if (place[r] < 0 && !is_feature) continue;
+      float* out = place[r] >= 0 ? normed + place[r] * ld : features + r * feature_ld;
+      decoder.kernels.rms_norm(x + r * ld, norm.get(), config().eps, h, out);
+      if (is_feature && place[r] >= 0) std::copy_n(out, h, features + r * feature_ld);
+    }
+    pool->barrier();
+    if (asked == 0) return;
+    Acts acts = decoder.prepare(lm_head, normed, ld, asked, thread);
+    if (!lm_head.plain()) pool->barrier();
+    auto& best = best_[thread];
+    multiply<1>(lm_head, acts, asked, thread, threads, decoder.work.out[thread].get(),
+                [&](int panel, int first, int count, const float* block) {
+                  const int c0 = panel * cols, width = std::min(cols, vocab - c0);
+                  for (int r = 0; r < count; ++r) {
+                    const float* row = block + r * cols;
+                    if (logits) std::copy_n(row, width, logits + size_t(first + r) * vocab + c0);
+                    Best& top = best[first + r];
+                    float most = row[0];
+                    for (int c = 1; c < width; ++c) most = row[c] > most ? row[c] : most;
+                    if (!(most > top.value)) continue;
+                    int c = 0;
+                    while (row[c] != most) ++c;
+                    top = {most, c0 + c};
+                  }
+                });
+  };
+  pool->run(job);
+  for (int i = 0; i < asked; ++i) {
+    Best top = best_[0][i];
+    for (int t = 1; t < threads; ++t)
+      if (best_[t][i].value > top.value) top = best_[t][i];
+    argmax[i] = top.index;
+  }
+}
+
+}  // namespace eyas

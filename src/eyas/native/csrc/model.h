@@ -1,0 +1,41 @@
+// A decoder-only language model: embedding, layers, final norm, output head.
+#pragma once
+
+#include <mutex>
+
+#include "decoder.h"
+
+namespace eyas {
+
+class Model {
+ public:
+  Model(const Kernels& kernels, std::shared_ptr<Pool> pool, Config config)
+      : pool(std::move(pool)), decoder(kernels, *this->pool, std::move(config)) {}
+
+  std::shared_ptr<Pool> pool;
+  Decoder decoder;
+  Linear embedding;  // empty: tied to lm_head
+  Linear lm_head;
+  Buffer<float> norm;
+  std::vector<int> feature_layers;  // features are the inputs of these layers; none: the input of lm_head
+
+  const Config& config() const { return decoder.config; }
+  int feature_size() const { return config().hidden * std::max<int>(1, int(feature_layers.size())); }
+  size_t weight_bytes() const;
+  void embed(int64_t token, float* out) const { (embedding.empty() ? lm_head : embedding).unpack(int(token), out); }
+
+  // One pass. Logits are computed for the rows `wanted` only ([wanted, vocab], may be null) together with each row's
+  // first maximum; features [rows, feature_size]. Safe from several threads: they take turns.
+  void forward(const Rows& rows, const int64_t* tokens, const std::vector<int>& wanted, float* logits, int64_t* argmax,
+               float* features);
+
+ private:
+  std::mutex mutex_;
+  struct Best {
+    float value;
+    int64_t index;
+  };
+  std::vector<std::vector<Best>> best_;  // [thread][wanted row]
+};
+
+}  // namespace eyas

@@ -1,0 +1,239 @@
+"""The target on the native CPU engine: verifying a tree costs little more than decoding one token.
+
+A row's logits are the same bits whatever shares its pass (other rows, other requests, chunks, threads), so greedy
+output with any draft tree is that of plain decoding, in every weight type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eyas import native
+from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.native.config import StoredWeights, core_config, weight_type
+from eyas.targets.base import TargetInfo
+from eyas.tree import DraftTree, Floats, Ints
+
+if TYPE_CHECKING:
+    from eyas.models import ModelSource
+
+PREFILL_CHUNK = 256
+"""Rows per pass of a prompt; any number gives the same bits."""
+
+
+class NativeOutput:
+    """TargetOutput over arrays that the engine filled.
+
+    Attributes:
+        features: [N, feature_levels * H] float32.
+    """
+
+    __slots__ = ("_best", "_logits", "features")
+
+    def __init__(self, logits: Floats, best: Ints, features: Floats) -> None:
+        self._logits = logits  # [R, V]
+        self._best = best  # [R]
+        self.features = features
+
+    def argmax(self) -> Ints:
+        return self._best
+
+    def row(self, node: int) -> Floats:
+        fresh: Floats = self._logits[node].copy()
+        return fresh
+
+
+class NativeCache:
+    """TargetCache in the engine's pages. One request's; not for two threads at once.
+
+    Attributes:
+        core: the compiled cache.
+    """
+
+    __slots__ = ("core",)
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+
+    @property
+    def length(self) -> int:
+        length: int = self.core.length
+        return length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages held, shared ones included."""
+        size: int = self.core.nbytes
+        return size
+
+    def commit(self, path: Sequence[int]) -> None:
+        try:
+            self.core.commit(list(path))
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+
+    def truncate(self, length: int) -> None:
+        try:
+            self.core.truncate(length)
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+
+    def fork(self) -> NativeCache:
+        """A second request with the same committed prefix; pages are shared until one of the two writes."""
+        return NativeCache(self.core.fork())
+
+
+class NativeTarget:
+    """A Llama, Mistral, Qwen2 or Qwen3 model on the CPU engine as ``eyas.targets.base.Target``.
+
+    Weights only: all state is in the caches. Several threads may use one target; their passes take turns.
+    """
+
+    def __init__(self, core: Any, pool: Any, info: TargetInfo) -> None:
+        self.core = core
+        self.pool = pool
+        self._info = info
+
+    @classmethod
+    def load(
+        cls,
+        source: ModelSource,
+        *,
+        dtype: str = "auto",
+        threads: int | None = None,
+        feature_levels: int = 1,
+        kernels: str = "",
+    ) -> NativeTarget:
+        """Pack a model's weights.
+
+        Args:
+            source: where config and weights come from.
+            dtype: "bfloat16" ("auto"), "int8", "float32", or "q4": the blocks of a GGUF file as they are (Q4_0, Q4_1,
+                Q8_0; anything else becomes int8).
+            threads: None takes every processor this process may use.
+            feature_levels: 1 (post-norm features, EAGLE-1/2) or 3 (inputs of layers 2, L//2, L-3, EAGLE-3).
+            kernels: a kernel set by name instead of the best one, for tests.
+
+        Raises:
+            UnsupportedModelError: the engine lacks a feature of the model, or is not built here.
+            InvalidInputError: an unknown dtype, weights that do not fit the config.
+        """
+        kind = weight_type(dtype)
+        return cls.from_weights(
+            source.config,
+            StoredWeights(source.tensors, keep_blocks=kind == "q4"),
+            name=source.name,
+            eos_token_ids=source.eos_token_ids,
+            dtype=kind,
+            threads=threads,
+            feature_levels=feature_levels,
+            kernels=kernels,
+        )
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        *,
+        name: str = "model",
+        eos_token_ids: Sequence[int] = (),
+        dtype: str = "auto",
+        threads: int | None = None,
+        feature_levels: int = 1,
+        kernels: str = "",
+    ) -> NativeTarget:
+        """The same from arrays: Hugging Face names to float32 or bfloat16-as-uint16 arrays, or to GGUF blocks as
+        (type, [rows, bytes] uint8, columns)."""
+        if not native.available():
+            raise UnsupportedModelError(native.reason())
+        kind = weight_type(dtype)
+        numbers = core_config(config)
+        layers = numbers["num_hidden_layers"]
+        if feature_levels not in (1, 3):
+            raise InvalidInputError(f"feature_levels is 1 or 3, got {feature_levels}")
+        if feature_levels == 3 and layers < 6:
+            raise UnsupportedModelError(f"EAGLE-3 features need a model of at least 6 layers, this one has {layers}")
+        taps = [2, layers // 2, layers - 3] if feature_levels == 3 else []
+        pool = native.core().Pool(threads or native.default_threads())
+        try:
+            core = native.core().Model.load(numbers, weights, kind, pool, taps, kernels)
+        except ValueError as error:
+            raise InvalidInputError(f"{name}: {error}") from None
+        info = TargetInfo(
+            name=name,
+            vocab_size=numbers["vocab_size"],
+            hidden_size=numbers["hidden_size"],
+            num_layers=layers,
+            max_positions=numbers["max_position_embeddings"],
+            eos_token_ids=tuple(eos_token_ids),
+            engine="native",
+            dtype=kind,
+            feature_levels=feature_levels,
+        )
+        return cls(core, pool, info)
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._info
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights, which is what one pass streams from memory."""
+        size: int = self.core.weight_bytes
+        return size
+
+    def new_cache(self, capacity: int | None = None) -> NativeCache:
+        return NativeCache(self.core.new_cache())
+
+    def prefill(self, cache: NativeCache, tokens: Sequence[int]) -> NativeOutput:
+        ids = np.asarray(tokens, np.int64)
+        if len(ids) == 0:
+            raise InvalidInputError("a prompt needs at least one token")
+        if cache.length + len(ids) > self._info.max_positions:
+            raise ContextLengthError(
+                f"{len(ids)} tokens after {cache.length} do not fit the context of {self._info.max_positions}"
+            )
+        parts: list[Floats] = []
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[start : start + PREFILL_CHUNK]
+            wanted = "last" if start + len(chunk) == len(ids) else "none"
+            logits, best, features = self._pass([cache], chunk, None, np.array([len(chunk)]), wanted)
+            cache.core.commit_all()
+            parts.append(features)
+        return NativeOutput(logits, best, parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def verify(self, batch: Sequence[tuple[NativeCache, DraftTree]]) -> list[NativeOutput]:
+        if len(batch) == 1:
+            cache, tree = batch[0]
+            counts = np.array([len(tree)])
+            logits, best, features = self._pass([cache], tree.tokens, tree.parents, counts, "all")
+            return [NativeOutput(logits, best, features)]
+        if not batch:
+            return []
+        trees = [tree for _, tree in batch]
+        counts = np.fromiter(map(len, trees), np.int64, len(trees))
+        logits, best, features = self._pass(
+            [cache for cache, _ in batch],
+            np.concatenate([tree.tokens for tree in trees]),
+            np.concatenate([tree.parents for tree in trees]),
+            counts,
+            "all",
+        )
+        ends = np.cumsum(counts).tolist()
+        slices = map(slice, [0, *ends[:-1]], ends)
+        return [NativeOutput(logits[rows], best[rows], features[rows]) for rows in slices]
+
+    def _pass(
+        self, caches: list[NativeCache], tokens: Ints, parents: Ints | None, counts: Ints, wanted: str
+    ) -> tuple[Floats, Ints, Floats]:
+        try:
+            result: tuple[Floats, Ints, Floats] = self.core.forward(
+                [cache.core for cache in caches], tokens, parents, counts, wanted
+            )
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+        return result
