@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from support.drafters import ScriptedDrafter, mixed
-from support.tiny import TableTarget
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from eyas.text import TextTokenizer
+from support.drafters import ScriptedDrafter, mixed
+from support.tiny import TableTarget
 
 VOCAB = 48
 TEMPLATE = "begin {% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}assistant"
