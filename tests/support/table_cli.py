@@ -35,9 +35,11 @@ class TableLoaded:
     tokenizer: TextTokenizer
 
 
-def load_table(*, max_positions: int = 512, eos: bool = True) -> tuple[TableLoaded, ScriptedDrafter]:
-    """A target that depends on its last three tokens, and a drafter that is right in first, second or third place."""
-    target = TableTarget(VOCAB, seed=3, max_positions=max_positions, memory=3, eos_token_ids=(EOS,) if eos else ())
+def load_table(
+    *, max_positions: int = 512, eos: bool = True, memory: int | None = 3
+) -> tuple[TableLoaded, ScriptedDrafter]:
+    """A target that depends on its last ``memory`` tokens, and a drafter right in first, second or third place."""
+    target = TableTarget(VOCAB, seed=3, max_positions=max_positions, memory=memory, eos_token_ids=(EOS,) if eos else ())
     drafter = ScriptedDrafter(target.ranking, mixed(0, 1, 0, 2), first_token=WORDS.index("begin"))
     return TableLoaded(target, table_tokenizer()), drafter
 

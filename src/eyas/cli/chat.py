@@ -46,8 +46,8 @@ def chat_command(
             continue
         asked = [*messages, {"role": "user", "content": line}]
         prompt = tokenizer.encode_chat(asked)
-        steps = generate(session, prompt, policy=policy, params=params, stop=stop, tokenizer=tokenizer)
         try:
+            steps = generate(session, prompt, policy=policy, params=params, stop=stop, tokenizer=tokenizer)
             answer = stream(steps, len(prompt))
         except ContextLengthError as error:
             print(f"{error}. /reset starts afresh.", file=sys.stderr)

@@ -1,0 +1,439 @@
+"""The command line, with a table in place of the model: contracts for scripts, mistakes, interrupts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import pytest
+from support.table_cli import use_table
+from typer import Option
+
+from eyas.cli import main
+from eyas.cli.interrupt import deferred_interrupt
+from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.generate import Session
+from eyas.loading import ENGINES
+from eyas.policies import POLICIES, DynamicPolicy
+from eyas.sampling import SamplingParams
+from eyas.stopping import StopParams
+
+QUESTION = "w9 w10"
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_table(monkeypatch)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Runner:
+    """Runs the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments: str, stdin: str = "") -> Ran:
+        self._monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        captured = self._capsys.readouterr()
+        return Ran(int(left.value.code or 0), captured.out, captured.err)
+
+
+@pytest.fixture
+def eyas(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Runner:
+    return Runner(capsys, monkeypatch)
+
+
+# --- generate --------------------------------------------------------------------------------------------------
+
+
+def test_generate_json_has_exactly_the_promised_keys(eyas: Runner) -> None:
+    result = eyas("generate", QUESTION, "--json", "--max-tokens", "12", "--ignore-eos").json
+    assert set(result) == {"text", "token_ids", "finish_reason", "usage", "stats"}
+    assert result["finish_reason"] == "length"
+    assert len(result["token_ids"]) == 12
+    assert result["usage"] == {"prompt_tokens": 6, "completion_tokens": 12}
+    stats = result["stats"]
+    assert set(stats) == {
+        "cycles",
+        "draft_tokens",
+        "accepted_tokens",
+        "acceptance_length",
+        "acceptance_rate",
+        "tokens_per_second",
+        "seconds",
+    }
+    assert set(stats["seconds"]) == {"prefill", "draft", "policy", "verify", "accept", "commit"}
+    assert stats["acceptance_length"] == 11 / stats["cycles"]
+    assert stats["accepted_tokens"] >= 11 - stats["cycles"]
+
+
+def test_compare_adds_the_baseline(eyas: Runner) -> None:
+    result = eyas("generate", QUESTION, "--json", "--compare", "--max-tokens", "12", "--ignore-eos").json
+    plain = result["baseline"]
+    assert set(plain) == {"text", "token_ids", "finish_reason", "usage", "stats"}
+    assert plain["stats"]["cycles"] == 11
+    assert result["identical"] is True
+    assert plain["text"] == result["text"]
+    rates = [each["stats"]["tokens_per_second"] for each in (result, plain)]
+    assert result["speedup"] == pytest.approx(rates[0] / rates[1])
+
+
+def test_compare_says_nothing_about_sampled_answers(eyas: Runner) -> None:
+    result = eyas("generate", QUESTION, "--json", "--compare", "--max-tokens", "5", "--temperature", "1").json
+    assert result["identical"] is None
+
+
+@pytest.mark.parametrize("policy", POLICIES[:3])
+def test_every_policy_gives_the_plain_answer(eyas: Runner, policy: str) -> None:
+    common = ("generate", QUESTION, "--json", "--max-tokens", "20", "--ignore-eos")
+    ours = eyas(*common, "--policy", policy, "--num-steps", "3", "--topk", "3", "--num-draft-tokens", "7").json
+    assert ours["token_ids"] == eyas(*common, "--draft", "none").json["token_ids"]
+    assert ours["stats"]["draft_tokens"] > 0
+
+
+def test_streamed_and_whole_text_agree(eyas: Runner) -> None:
+    common = ("generate", QUESTION, "--max-tokens", "15", "--ignore-eos")
+    streamed, whole = eyas(*common, "--stream"), eyas(*common, "--no-stream")
+    assert streamed.code == whole.code == 0
+    assert streamed.out == whole.out == eyas(*common, "--json").json["text"] + "\n"
+    assert "15 tokens (length)" in whole.err
+    assert "tau" in whole.err
+
+
+def test_the_prompt_may_come_from_standard_input(eyas: Runner) -> None:
+    piped = eyas("generate", "-", "--json", "--max-tokens", "4", stdin=f"{QUESTION}\n").json
+    assert piped["token_ids"] == eyas("generate", QUESTION, "--json", "--max-tokens", "4").json["token_ids"]
+
+
+def test_raw_and_system_change_the_prompt(eyas: Runner) -> None:
+    def prompt_tokens(*more: str) -> int:
+        return int(
+            eyas("generate", f"begin {QUESTION}", "--json", "--max-tokens", "2", *more).json["usage"]["prompt_tokens"]
+        )
+
+    assert prompt_tokens("--raw") == 3
+    assert prompt_tokens() == 7
+    assert prompt_tokens("--system", "w11") == 10
+
+
+def test_a_stop_string_ends_the_answer(eyas: Runner) -> None:
+    common = ("generate", QUESTION, "--json", "--max-tokens", "12", "--ignore-eos")
+    words = eyas(*common).json["text"].split(" ")
+    result = eyas(*common, "--stop", words[5], "--stop", "never").json
+    assert result["finish_reason"] == "stop"
+    assert result["text"] == " ".join(words[:5]) + " "
+
+
+def test_a_seed_repeats_a_sampled_answer(eyas: Runner) -> None:
+    def sampled(seed: int) -> list[int]:
+        options = ("--temperature", "1", "--seed", str(seed), "--max-tokens", "20", "--ignore-eos")
+        return list(eyas("generate", QUESTION, "--json", *options).json["token_ids"])
+
+    assert sampled(1) == sampled(1)
+    assert len({tuple(sampled(seed)) for seed in range(5)}) > 1
+
+
+def test_show_tree_draws_the_best_cycle(eyas: Runner) -> None:
+    ran = eyas("generate", QUESTION, "--max-tokens", "20", "--ignore-eos", "--show-tree", "--compare")
+    assert ran.out.count("draft tokens verified") == 1
+    assert "identical: yes" in ran.err
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", " "], "prompt is empty"),
+        (["generate", QUESTION, "--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["generate", QUESTION, "--temperature", "-1"], "temperature must be at least 0"),
+        (["generate", QUESTION, "--top-p", "1.5"], "top_p must be between 0 and 1"),
+        (["generate", QUESTION, "--topk", "0"], "topk must be at least 1"),
+        (["generate", QUESTION, "--num-steps", "0"], "num_steps must be at least 1"),
+        (["generate", QUESTION, "--stop", ""], "stop string is empty"),
+        (["generate", QUESTION, "--raw", "--system", "x"], "--system needs the chat template"),
+        (["generate", " ".join(["w9"] * 600)], "holds 512"),
+        (["inspect", QUESTION, "--draft", "none"], "no draft trees"),
+        (["inspect", QUESTION, "--cycle", "99", "--max-tokens", "9"], "--cycle 99: the answer has cycles 1 to"),
+        (["inspect", QUESTION, "--max-tokens", "1"], "before any draft"),
+        (["inspect", QUESTION, "--svg", "/nowhere/at/all.svg"], "cannot write"),
+        (["bench"], "no question file"),
+        (["bench", "--questions", "/nowhere.jsonl"], "cannot read the questions"),
+        (["bench", "--report", "/nowhere.json"], "cannot read the results"),
+    ],
+)
+def test_mistakes_are_one_message_and_exit_code_2(eyas: Runner, arguments: list[str], message: str) -> None:
+    ran = eyas(*arguments)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.startswith("eyas: ")
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate"], ["nothing"], ["generate", "x", "--policy", "best"], ["generate", "x", "--topk", "x"]]
+)
+def test_usage_mistakes_exit_with_2(eyas: Runner, arguments: list[str]) -> None:
+    ran = eyas(*arguments)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+
+
+def test_bugs_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("eyas.loading.load_target", broken)
+    with pytest.raises(RuntimeError, match="ours"):
+        main(["generate", QUESTION])
+
+
+def test_version_and_help(eyas: Runner) -> None:
+    assert eyas("--version").out.startswith("eyas ")
+    text = eyas("--help").out
+    for command in ("generate", "chat", "inspect", "bench", "data", "train", "pull", "info"):
+        assert command in text
+
+
+# --- interrupts ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback(eyas: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eyas.loading.load_target", interrupted)
+    ran = eyas("generate", QUESTION)
+    assert ran.code == 130
+    assert "Traceback" not in ran.err
+
+
+def test_an_interrupt_waits_for_the_step_and_a_second_one_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as interrupted:  # noqa: PT012
+        assert not interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_in_chat_ends_the_answer_and_the_session_goes_on(eyas: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.cli import chat
+
+    pressed: list[int] = []
+
+    def print_and_press(step: Any) -> None:
+        print(step.text, end="")
+        if not pressed and step.cycle is not None:
+            pressed.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(chat, "print_step", print_and_press)
+    ran = eyas("chat", "--max-tokens", "30", "--ignore-eos", stdin="w9\nw10\n")
+    assert ran.code == 0
+    assert pressed
+    assert 30 <= len(ran.out.split()) < 45  # the first answer was cut after its first cycle
+
+
+def test_ctrl_c_in_bench_keeps_what_is_done(eyas: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.bench.run import Bench
+
+    ask = Bench._ask
+
+    def ask_and_press(self: Bench, *arguments: Any) -> Any:
+        if len(self.rows) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(Bench, "_ask", ask_and_press)
+    out = tmp_path / "r.json"
+    ran = eyas("bench", str(questions(tmp_path)), "--methods", "none,dynamic", "--max-tokens", "8", "--out", str(out))
+    assert ran.code == 130
+    assert "interrupted" in ran.err
+    data = json.loads(out.read_text())
+    assert data["complete"] is False
+    assert [row["question_id"] for row in data["rows"]] == ["a", "a"]
+    assert "Interrupted" in eyas("bench", "--report", str(out)).out
+
+
+# --- chat ------------------------------------------------------------------------------------------------------
+
+
+def test_chat_remembers_and_resets(eyas: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_table(monkeypatch, memory=None)
+    options = ("chat", "--max-tokens", "8")
+    lines = eyas(*options, stdin="w9\nw10\n/reset\nw9\n\n/nonsense\n/exit\nw11\n").out.splitlines()
+    assert len(lines) == 3
+    assert lines[0] == lines[2] != lines[1]
+    cold = eyas(*options, stdin="w10\n").out.splitlines()
+    assert cold != lines[1:2]
+
+
+def test_chat_answers_turn_two_as_a_cold_start_would(eyas: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = eyas("chat", "--max-tokens", "8", stdin="w9\nw10\nw11\n").out
+    prefill = Session.prefill
+    reused: list[int] = []
+
+    def cold_prefill(self: Session, prompt: Any) -> Any:
+        self.cache.truncate(0)
+        if self.draft is not None:
+            self.draft.truncate(0)
+        self.tokens = []
+        return prefill(self, prompt)
+
+    def warm_prefill(self: Session, prompt: Any) -> Any:
+        before = self.cache.length
+        output = prefill(self, prompt)
+        reused.append(len(prompt) - len(output.features))
+        assert reused[-1] <= before
+        return output
+
+    monkeypatch.setattr(Session, "prefill", cold_prefill)
+    assert eyas("chat", "--max-tokens", "8", stdin="w9\nw10\nw11\n").out == warm
+    monkeypatch.setattr(Session, "prefill", warm_prefill)
+    assert eyas("chat", "--max-tokens", "8", stdin="w9\nw10\nw11\n").out == warm
+    assert reused[0] == 0
+    assert reused[1] > 4
+    assert reused[2] > reused[1]
+
+
+def test_a_turn_that_does_not_fit_is_said_and_chat_goes_on(eyas: Runner) -> None:
+    ran = eyas("chat", "--max-tokens", "4", stdin=f"{' '.join(['w9'] * 600)}\nw9\n")
+    assert "holds 512" in ran.err
+    assert len(ran.out.splitlines()) == 1
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------
+
+
+def test_inspect_draws_every_cycle(eyas: Runner, tmp_path: Path) -> None:
+    common = ("inspect", QUESTION, "--max-tokens", "20", "--ignore-eos")
+    ran = eyas(*common)
+    cycles = ran.out.count("draft tokens verified")
+    assert f"20 tokens in {cycles} cycles" in ran.out
+    assert "dropped" not in ran.out.replace("dropped before verification", "")
+    assert eyas(*common, "--cycle", "2").out.count("draft tokens verified") == 1
+    assert len(eyas(*common, "--all").out) > len(ran.out)
+    svg, html = tmp_path / "t.svg", tmp_path / "t.html"
+    ran = eyas(*common, "--svg", str(svg), "--html", str(html))
+    assert ran.out == f"wrote {svg}\nwrote {html}\n"
+    assert svg.read_text().startswith("<svg")
+    assert html.read_text().count("<section") == cycles
+
+
+# --- bench -----------------------------------------------------------------------------------------------------
+
+
+def questions(folder: Path, name: str = "q") -> Path:
+    path = folder / f"{name}.jsonl"
+    records = [{"question_id": "a", "turns": ["w9", "w10"]}, {"question_id": "b", "turns": ["w11 w12"]}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def test_bench_writes_results_and_reports(eyas: Runner, tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    files = [str(questions(tmp_path, name)) for name in ("one", "two", "three")]
+    ran = eyas(
+        *("bench", "--questions", *files, "--methods", "none,chain,static,dynamic"),
+        *("--limit", "1", "--max-tokens", "10", "--repeats", "2", "--out", str(out)),
+    )
+    assert ran.code == 0
+    assert "all files: 3 questions" in ran.out
+    data = json.loads(out.read_text())
+    assert data["complete"] is True
+    assert len(data["rows"]) == 3 * 4 * 2
+    assert {"machine", "versions", "commit", "command", "settings", "summary", "rows"} <= set(data)
+    assert data["settings"]["max_tokens"] == 10
+    assert data["settings"]["num_draft_tokens"] == DynamicPolicy.num_draft_tokens
+    for numbers in data["summary"]["total"].values():
+        assert numbers["identical"]["none"] == {"same": 3, "of": 3}
+    page = tmp_path / "report.html"
+    assert eyas("bench", "--report", str(out), "--out", str(page)).out == f"wrote {page}\n"
+    assert page.read_text().startswith("<!doctype html>")
+    assert eyas("bench", "--report", str(out)).out.startswith("# Eyas bench")
+    assert eyas("bench", "--report", str(out), "--out", str(tmp_path / "r.pdf")).code == 2
+
+
+def test_bench_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
+    common = ("bench", "--questions", str(questions(tmp_path)))
+    assert "cannot write" in eyas(*common, "--out", str(tmp_path / "no" / "r.json")).err
+    assert "--draft none" in eyas(*common, "--draft", "none").err
+    assert "greedy" in eyas(*common, "--check-reference", "--temperature", "1").err
+    assert eyas(*common, "--draft", "none", "--methods", "none", "--max-tokens", "4").code == 0
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+def test_options_agree_with_what_they_set() -> None:
+    assert get_args(get_args(get_type_hints(ModelOptions, include_extras=True)["engine"])[0]) == ENGINES
+    policies = get_args(get_args(get_type_hints(DraftOptions, include_extras=True)["policy"])[0])
+    assert set(policies) <= set(POLICIES)
+    assert DraftOptions().make_policy() == DynamicPolicy()
+    assert SamplingOptions().sampling() == SamplingParams()
+    assert SamplingOptions(max_tokens=7).stopping() == StopParams(max_tokens=7)
+
+
+def test_two_options_of_one_name_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        seed: Annotated[int, Option()] = 0
+
+    def command(sampling: SamplingOptions, other: Other) -> None: ...
+
+    command.__annotations__ = {"sampling": SamplingOptions, "other": Other, "return": None}
+    with pytest.raises(TypeError, match="two parameters are called seed"):
+        spread(command)
+
+
+# --- a process of its own --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    source = Path(__file__).parents[1] / "src"
+    return {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "80"}
+
+
+def test_help_starts_without_torch(environment: dict[str, str]) -> None:
+    code = (
+        "import sys, eyas.cli\n"
+        "try: eyas.cli.main(['generate', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'gguf'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--num-draft-tokens" in done.stdout
+
+
+def test_a_missing_target_is_a_message(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eyas.cli", "generate", "x", "--target", str(tmp_path / "no.gguf")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("eyas: ")
+    assert "Traceback" not in done.stderr
