@@ -1,0 +1,251 @@
+"""What was measured on one machine for one model and drafter, kept as a small JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from eyas.calibration import Bin, Calibration
+from eyas.costs import CostTable
+from eyas.errors import CheckpointError, EyasError, InvalidInputError
+from eyas.fetch import cache_directory
+from eyas.policies.base import TreePolicy
+from eyas.policies.budgeted import BudgetedPolicy
+from eyas.policies.dynamic import DynamicPolicy
+from eyas.policies.sequoia import Acceptance, as_acceptance
+from eyas.policies.static import StaticPolicy
+from eyas.replay import GridPoint
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What a profile is valid for; all of it must agree.
+
+    Attributes:
+        machine: see ``machine_name``; with an accelerator, its name too.
+        model: fingerprint of the target's weights (``ModelSource.fingerprint``).
+        engine: "transformers" or "native".
+        dtype: weight type.
+        threads: CPU threads.
+        drafter: the drafter's name.
+        sampled: answers are sampled; acceptance then differs from greedy answers.
+    """
+
+    machine: str
+    model: str
+    engine: str
+    dtype: str
+    threads: int
+    drafter: str
+    sampled: bool = False
+
+    def differences(self, other: ProfileKey) -> list[str]:
+        """What does not agree, in words."""
+        return [
+            f"{field.name} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A policy's speed as predicted and as measured afterwards.
+
+    Attributes:
+        policy: its name.
+        predicted, measured: tokens per second.
+        acceptance_length: tokens per cycle, measured.
+    """
+
+    policy: str
+    predicted: float
+    measured: float
+    acceptance_length: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs and acceptance, and what follows from them.
+
+    Attributes:
+        key: what it is valid for.
+        costs: milliseconds.
+        acceptance: p[depth][rank] of the drafter.
+        calibration: path values to probabilities.
+        rate: tokens per millisecond that the budgeted policy should reach.
+        best: the best setting of EAGLE-2's policy on the grid, None where plain decoding is predicted to be faster.
+        template: Sequoia's tree for this machine; empty where plain decoding is predicted to be faster.
+        num_draft_tokens: nodes verified per cycle at most.
+        grid: predictions for every setting tried.
+        checks: predictions against measurements.
+        reliability: per level, bins of path value and acceptance.
+    """
+
+    key: ProfileKey
+    costs: CostTable
+    acceptance: Acceptance
+    calibration: Calibration
+    rate: float
+    best: GridPoint | None
+    template: tuple[tuple[int, ...], ...]
+    num_draft_tokens: int
+    grid: tuple[GridPoint, ...] = ()
+    checks: tuple[Check, ...] = ()
+    reliability: tuple[tuple[Bin, ...], ...] = ()
+
+    def budgeted(self) -> BudgetedPolicy:
+        """The policy that decides per cycle."""
+        return BudgetedPolicy(
+            self.costs,
+            self.acceptance,
+            num_steps=len(self.acceptance),
+            topk=len(self.acceptance[0]),
+            num_draft_tokens=self.num_draft_tokens,
+            calibration=self.calibration,
+            rate=self.rate,
+        )
+
+    def dynamic(self) -> TreePolicy | None:
+        """EAGLE-2's policy at its best setting; None: decode plainly."""
+        if self.best is None:
+            return None
+        return DynamicPolicy(self.best.num_steps, self.best.topk, self.best.num_draft_tokens)
+
+    def sequoia(self) -> TreePolicy | None:
+        """The best fixed tree; None: decode plainly."""
+        return StaticPolicy(self.template) if self.template else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = asdict(self)
+        values["calibration"] = self.calibration.as_dict()
+        return {"format": FORMAT, **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Profile:
+        """The inverse of ``as_dict``.
+
+        Raises:
+            InvalidInputError: values that are not a profile of this format.
+        """
+        if values.get("format") != FORMAT:
+            raise InvalidInputError(f"profile format {values.get('format')!r}, but this version reads {FORMAT}")
+        try:
+            return cls(
+                key=ProfileKey(**values["key"]),
+                costs=CostTable.from_dict(values["costs"]),
+                acceptance=as_acceptance(values["acceptance"]),
+                calibration=Calibration.from_dict(values["calibration"]),
+                rate=float(values["rate"]),
+                best=GridPoint(**values["best"]) if values["best"] else None,
+                template=tuple(tuple(path) for path in values["template"]),
+                num_draft_tokens=int(values["num_draft_tokens"]),
+                grid=tuple(GridPoint(**point) for point in values["grid"]),
+                checks=tuple(Check(**check) for check in values["checks"]),
+                reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError(f"not a profile: {error!r}") from None
+
+
+def machine_name() -> str:
+    """Processor and number of cores, as far as the system tells: "AMD EPYC 7763 x2"."""
+    name = platform.processor() or platform.machine()
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    if found := re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE):
+        name = found[1].strip()
+    return f"{name} x{os.cpu_count()}"
+
+
+def profile_path(key: ProfileKey) -> Path:
+    """Where the profile for ``key`` is kept. Machine and threads are not in the name: one file per choice of model,
+    engine, dtype, drafter and way of answering, replaced by every re-tuning."""
+    words = (key.model, key.engine, key.dtype, key.drafter, "sampled" if key.sampled else "greedy")
+    name = "-".join(re.sub(r"[^\w.+]+", "_", word).strip("_.") for word in words)
+    return cache_directory() / "profiles" / f"{name}.json"
+
+
+def save_profile(profile: Profile, path: Path | None = None) -> Path:
+    """Write a profile whole or not at all.
+
+    Raises:
+        InvalidInputError: a place that cannot be written.
+    """
+    path = path or profile_path(profile.key)
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(profile.as_dict(), file, indent=1, allow_nan=False)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise InvalidInputError(
+            f"cannot write the profile to {path}: {error}; EYAS_CACHE chooses another place"
+        ) from None
+    return path
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile, whatever it is valid for.
+
+    Raises:
+        CheckpointError: nothing there, or no profile.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the profile {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"the profile {path} is damaged: not a JSON object; run eyas tune again")
+    try:
+        return Profile.from_dict(values)
+    except EyasError as error:
+        raise CheckpointError(f"the profile {path} is damaged: {error}; run eyas tune again") from None
+
+
+def load_profile(
+    key: ProfileKey, path: Path | None = None, notice: Callable[[str], object] | None = None
+) -> Profile | None:
+    """The profile for ``key``, or None with a ``notice`` where there is one that does not fit.
+
+    Args:
+        key: what it must be valid for.
+        path: a certain file; where None, the place ``save_profile`` uses, and nothing there is no news.
+        notice: told in one line why a profile is not used.
+
+    Raises:
+        CheckpointError: a named file that is missing or damaged. (A damaged one at the usual place is only noticed.)
+    """
+    usual = path is None
+    place = path or profile_path(key)
+    if usual and not place.exists():
+        return None
+    try:
+        profile = read_profile(place)
+    except CheckpointError as error:
+        if not usual:
+            raise
+        if notice:
+            notice(str(error))
+        return None
+    if different := profile.key.differences(key):
+        if notice:
+            notice(f"the profile {place} is not used: it was made for {'; '.join(different)}; run eyas tune again")
+        return None
+    return profile
