@@ -14,10 +14,10 @@ from support.tiny import TableTarget
 
 from eyas.calibration import Calibration, LevelMap, reliability
 from eyas.costs import CostTable, monotone
-from eyas.drafters.base import Children
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, generate
 from eyas.policies import Candidates, DynamicPolicy, grow_tree
+from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams

@@ -13,12 +13,13 @@ from support.drafters import Script, ScriptedDrafter, anti_oracle, dial, oracle
 from support.tiny import TableTarget
 
 from eyas.costs import CostTable
-from eyas.drafters.base import Children, Drafter
+from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.drafters.ngram import NgramDrafter, NgramSession, SuffixIndex
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
 from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree
+from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.merge import graft
 from eyas.policies.trace import PolicyTrace

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.drafters.base import Children
 from eyas.errors import InvalidInputError
 from eyas.policies import POLICIES, Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree, make_policy
+from eyas.policies.base import Children
 from eyas.policies.static import EAGLE1_TEMPLATE
 from eyas.policies.trace import PolicyTrace
 from eyas.tree import DraftTree, Floats, Ints

@@ -12,8 +12,8 @@ import pytest
 from support.exhaustive import Rng, distribution, outcomes
 from support.tiny import TableTarget
 
-from eyas.drafters.base import Children
 from eyas.policies import Candidates, DynamicPolicy, grow_tree
+from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
 from eyas.tree import DraftTree, Floats, Ints
 from eyas.verify import Acceptance, sample, verify_greedy, verify_sampling

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eyas.drafters.base import Children
-from eyas.policies.base import Candidates, TreePolicy, grow_tree
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.tree import DraftTree, Ints
 

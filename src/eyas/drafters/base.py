@@ -8,25 +8,11 @@ tree grows is not the drafter's business: a session scores children of nodes, a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from eyas.policies.base import TreePolicy
 from eyas.targets.base import Features
-from eyas.tree import DraftTree, Floats, Ints
-
-
-@dataclass(frozen=True)
-class Children:
-    """The k most confident children of each of n nodes, best first.
-
-    Attributes:
-        tokens: [n, k] int64 target token ids.
-        log_probs: [n, k] float32 log confidence given the parent, non-increasing along k.
-    """
-
-    tokens: Ints
-    log_probs: Floats
+from eyas.tree import DraftTree
 
 
 class DraftSession(Protocol):

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.drafters.base import Children
 from eyas.errors import InvalidInputError
 from eyas.heads.eagle import EagleHead, HeadCache, draft_rows, head_from_arrays
-from eyas.policies.base import Candidates, TreePolicy, grow_tree
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.tree import Bools, DraftTree, Ints
 

@@ -13,9 +13,8 @@ from math import log
 
 import numpy as np
 
-from eyas.drafters.base import Children
 from eyas.errors import InvalidInputError
-from eyas.policies.base import Candidates, TreePolicy, grow_tree
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.tree import DraftTree, Ints
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from eyas.tree import DraftTree, Floats, Ints
 
-if TYPE_CHECKING:
-    from eyas.drafters.base import Children
+
+@dataclass(frozen=True)
+class Children:
+    """The k most confident children of each of n nodes, best first.
+
+    Attributes:
+        tokens: [n, k] int64 target token ids.
+        log_probs: [n, k] float32 log confidence given the parent, non-increasing along k.
+    """
+
+    tokens: Ints
+    log_probs: Floats
 
 
 @dataclass(frozen=True)
