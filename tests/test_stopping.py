@@ -188,7 +188,7 @@ def assert_drafts_fit(ours: Answered, limit: int) -> None:
 def test_min_tokens_holds_every_end_back(script: str, policy: str) -> None:
     """The end is drafted again and again, and only counts once enough tokens are out."""
     end = PLAIN[FRESH[4]]
-    for least in range(1, 12):
+    for least in (1, 3, 5, 6, 7, 11):
         ours = both(script, policy, table(eos_token_ids=(end,)), min_tokens=least, max_tokens=30)
         assert end not in ours.tokens[:least]
         if ours.reason == "stop":
