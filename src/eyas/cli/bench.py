@@ -61,8 +61,10 @@ def bench_command(
     chosen = load_questions([*(questions or []), *(more or [])], limit, first_turn=first_turn)
     params = sampling.sampling()
     settings = BenchSettings(sampling.stopping(), params.greedy, sampling.seed or 0, repeats)
-    if check_reference and not params.greedy:
-        raise InvalidInputError("--check-reference compares greedy answers; leave out --temperature")
+    if check_reference and (not params.greedy or params.looks_back or settings.stop.stop_strings):
+        raise InvalidInputError(
+            "--check-reference compares plain greedy answers; leave out --temperature, penalties and --stop"
+        )
     check_writable(out)
     started = datetime.now(UTC)
     loaded = model.load()
@@ -70,7 +72,7 @@ def bench_command(
     if check_reference:
         from eyas.bench.reference import TransformersReference
 
-        bench.methods = [*bench.methods, TransformersReference.load(loaded, model.threads)]
+        bench.methods = [*bench.methods, TransformersReference.load(loaded)]
     facts: dict[str, Any] = {
         "started": started.isoformat(timespec="seconds"),
         "questions": len(chosen),
