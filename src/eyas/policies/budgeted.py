@@ -21,6 +21,9 @@ from eyas.policies.base import Candidates
 from eyas.policies.sequoia import Acceptance, as_acceptance
 from eyas.tree import Ints
 
+NEGLIGIBLE = 0.005
+"""Share of a plain cycle below which a first level is not weighed but taken."""
+
 _NONE = np.zeros(0, np.int64)
 _ROOT = np.zeros(1, np.int64)
 
@@ -92,7 +95,12 @@ class BudgetedPolicy:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether any number of levels is expected to beat plain decoding, as far as can be known beforehand."""
+        """Whether any number of levels is expected to beat plain decoding, as far as can be known beforehand.
+
+        A first level that costs next to nothing is always worth a look: ``select`` still decides what is verified.
+        """
+        if self.costs.first_ms < NEGLIGIBLE * self.costs.plain_ms:
+            return True
         known, newest, spent = np.zeros(0), np.ones(1), self.costs.first_ms
         plain = float(self._worth(np.ones(1), np.full(1, self.costs.plain_ms))[0])
         for depth in range(self.num_steps):
