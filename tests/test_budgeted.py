@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafters import Script, ScriptedDrafter, dial, mixed, oracle
-from support.tiny import TableTarget
 
 from eyas.calibration import Calibration, LevelMap, reliability
 from eyas.costs import CostTable, monotone
@@ -23,6 +21,8 @@ from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.tree import Ints
+from support.drafters import Script, ScriptedDrafter, dial, mixed, oracle
+from support.tiny import TableTarget
 
 COSTS = CostTable((1, 4, 8, 16, 32), (10.0, 10.5, 12.0, 20.0, 40.0), (1, 8), (1.0, 1.5), first_ms=1.2, overhead_ms=0.3)
 RATES = ((0.6, 0.15, 0.07, 0.03),)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drafters import Script, ScriptedDrafter, anti_oracle, dial, oracle
-from support.tiny import TableTarget
 
 from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
@@ -26,6 +24,8 @@ from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.tree import DraftTree, Ints
+from support.drafters import Script, ScriptedDrafter, anti_oracle, dial, oracle
+from support.tiny import TableTarget
 
 Path = tuple[int, ...]
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafters import ScriptedDrafter, mixed
-from support.tiny import TableTarget
 
 from eyas.costs import CostTable
 from eyas.errors import InvalidInputError
@@ -15,6 +13,8 @@ from eyas.generate import Session, generate
 from eyas.policies.sequoia import as_acceptance, expanded_per_level, expected_accepted, sequoia, sequoia_for
 from eyas.policies.static import RankPath, StaticPolicy
 from eyas.stopping import StopParams
+from support.drafters import ScriptedDrafter, mixed
+from support.tiny import TableTarget
 
 
 def all_trees(nodes: int, depth: int, ranks: int) -> list[tuple[RankPath, ...]]:

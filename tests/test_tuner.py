@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny import TableCache, TableTarget
 
 from eyas.costs import CostTable
-from eyas.drafters.base import Children
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.generate import Session, generate
 from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree
+from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
 from eyas.profile import Profile, load_profile, machine_name, profile_path, read_profile, save_profile
@@ -26,6 +25,7 @@ from eyas.stopping import StopParams
 from eyas.targets.base import ArrayOutput, Features
 from eyas.tree import DraftTree, Ints
 from eyas.tuner import Effort, choose, make_key, random_tree, settle, tune
+from support.tiny import TableCache, TableTarget
 
 PROMPTS = [[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5], [2, 7, 1, 8], [6, 6, 6]]
 

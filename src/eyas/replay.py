@@ -15,9 +15,9 @@ import numpy as np
 
 from eyas.calibration import Bin, Calibration, reliability
 from eyas.costs import CostTable
-from eyas.drafters.base import Children, Drafter
+from eyas.drafters.base import Drafter
 from eyas.generate import Session, generate
-from eyas.policies.base import Candidates, TreePolicy, grow_tree
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import Acceptance
 from eyas.policies.trace import PolicyTrace
