@@ -61,6 +61,7 @@ void Decoder::begin(const Rows& rows, int widest_output) {
   int most_slots = 0;
   for (int q = 0; q < int(rows.requests.size()); ++q) {
     const auto& request = rows.requests[q];
+    const size_t begin = items_.size();
     for (int first = 0; first < request.count; first += per_item) {
       const int count = std::min(per_item, request.count - first);
       int slots = 0;
@@ -69,9 +70,18 @@ void Decoder::begin(const Rows& rows, int widest_output) {
         if (rows.extra_begin[r] < rows.extra_begin[r + 1]) slots = std::max(slots, rows.extra[rows.extra_begin[r + 1] - 1] + 1);
       }
       most_slots = std::max(most_slots, slots);
-      for (int head = 0; head < config.kv_heads; ++head) items_.push_back({q, head, request.first + first, count, slots});
+      items_.push_back({q, 0, request.first + first, count, slots});
     }
+    const size_t chunks = items_.size() - begin;
+    for (int head = 1; head < config.kv_heads; ++head)
+      for (size_t i = 0; i < chunks; ++i) {
+        Item item = items_[begin + i];
+        item.head = head;
+        items_.push_back(item);
+      }
   }
+  if (int(next_item_.size()) != config.layers) next_item_ = std::vector<std::atomic<int>>(config.layers);
+  for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
   work.out.resize(threads);
   work.scores.resize(threads);
   for (int t = 0; t < threads; ++t) {
@@ -171,7 +181,7 @@ void Decoder::run_layer(int index, const Rows& rows, int thread) {
   const int group = config.heads / config.kv_heads;
   const float* queries[16];
   float* outputs[16];
-  for (size_t i = thread; i < items_.size(); i += threads) {
+  for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < int(items_.size());) {
     const Item& item = items_[i];
     const Cache& cache = *rows.requests[item.request].cache;
     for (int r = 0; r < item.count; ++r) {

@@ -1,6 +1,7 @@
 // Decoder layers over the rows of one pass.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -74,7 +75,8 @@ class Decoder {
   struct Item {  // attention of rows first .. first + count of a request over one K/V head
     int request, head, first, count, slots;
   };
-  std::vector<Item> items_;
+  std::vector<Item> items_;  // those of one head together, so that its keys stay in a core's cache
+  std::vector<std::atomic<int>> next_item_;  // per layer: threads take items as they come free
   void rotate(float* head, int row) const;
 };
 

@@ -1,4 +1,4 @@
-// The kernels themselves, written once over the vector vocabulary (F, I, L, C, kTileRows) that the including file
+// The kernels themselves, written once over the vector vocabulary (F, I, L, C, kFloatRows, kBf16Rows, kIntRows) that the including file
 // defines for its instruction set. Everything lives in an unnamed namespace, and nothing from the standard library's
 // templates is used, so that no function compiled for one instruction set can be picked by the linker for another.
 #include <cmath>
@@ -15,6 +15,9 @@ using eyas::kPageTokens;
 using eyas::Type;
 
 constexpr int P = L * C;  // columns per panel
+
+// `keep(accumulator)` at the end of a loop tells the compiler to hold it in a register there: left alone, it spills one
+// of a full set and pays a trip through memory per step.
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -88,6 +91,7 @@ inline F f_exp(F x) {
 
 struct F32 {
   using Element = float;
+  static constexpr int kRows = kFloatRows;
   // [K rounded up to even][P]
   static constexpr int pair_elements = 2 * P;
   static size_t index(int k, int c) { return size_t(k) * P + c; }
@@ -99,6 +103,7 @@ struct F32 {
 
 struct BF16 {
   using Element = uint16_t;
+  static constexpr int kRows = kBf16Rows;
   // [K/2][C][L][2]: a 32-bit lane holds the weights of an even k (low half) and the odd k after it.
   static constexpr int pair_elements = 2 * P;
   static size_t index(int k, int c) { return size_t(k / 2) * (2 * P) + c * 2 + (k & 1); }
@@ -140,6 +145,10 @@ inline void float_tile(const typename W::Element* w, const float* x, size_t ldx,
     }
     w += W::pair_elements;
     x += 2;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) keep(acc[r][c]);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -156,15 +165,15 @@ inline void run_tile(int rows, Tile&& tile) {
   }
 }
 
-template <class Tile>
+template <int most, class Tile>
 inline void for_tiles(int rows, Tile&& tile) {
-  int tiles = (rows + kTileRows - 1) / kTileRows;
+  int tiles = (rows + most - 1) / most;
   tile.tiles = tiles;
   for (int t = 0; t < tiles; ++t) {
     tile.first = int(int64_t(rows) * t / tiles);
     int count = int(int64_t(rows) * (t + 1) / tiles) - tile.first;
     tile.index = t;
-    run_tile<kTileRows>(count, tile);
+    run_tile<most>(count, tile);
   }
 }
 
@@ -198,7 +207,7 @@ struct FloatFormat {
                        const void* next) {
     Tile tile{(const typename W::Element*)panel, (const char*)acts, stride, padded(k) / 2, out,
               (const char*)(next ? next : panel), next ? panel_bytes(k) : 0};
-    for_tiles(rows, tile);
+    for_tiles<W::kRows>(rows, tile);
   }
   static void pack(const float* const* rows, int k, void* panel) {
     auto* w = (typename W::Element*)panel;
@@ -277,22 +286,27 @@ struct Bytes {
   template <int R>
   static inline void group(const uint8_t* w, const int16_t* x, size_t ldx, I (&acc)[R][C], const char* next,
                            size_t step) {
-    for (int k = 0; k < G / 2; ++k) {
-      if ((k & 1) == 0) {
-        fetch(next);
-        next += step;
-      }
-      I b[C];
+    for (int k = 0; k < G / 4; ++k) {
+      fetch(next);
+      next += step;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        I b[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) b[c] = i_widen8((const int8_t*)w + c * 2 * L);
+        for (int c = 0; c < C; ++c) b[c] = i_widen8((const int8_t*)w + half * 2 * P + c * 2 * L);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        I a = i_bcast(x + r * ldx);
+        for (int r = 0; r < R; ++r) {
+          I a = i_bcast(x + r * ldx + half * 2);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) acc[r][c] = i_madd(acc[r][c], b[c], a);
+          for (int c = 0; c < C; ++c) acc[r][c] = i_madd(acc[r][c], b[c], a);
+        }
       }
-      w += 2 * P;
-      x += 2;
+      w += 4 * P;
+      x += 4;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) keep(acc[r][c]);
     }
   }
   static constexpr int fetches = G / 4;  // per group
@@ -334,6 +348,10 @@ struct Nibbles {
       pair<3, R>(b, x, ldx, acc);
       w += 4 * P;
       x += 8;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) keep(acc[r][c]);
     }
   }
   static constexpr int fetches = 4;
@@ -345,6 +363,7 @@ inline void int_tile(const uint8_t* w, const uint16_t* scales, const char* acts,
   const int16_t* x = row_values(acts);
   const int groups = round_up(k, kRowUnit) / W::G;
   const size_t sums = sums_offset(k);
+  for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
   for (int g = 0; g < groups; ++g) {
     I acc[R][C];
 #pragma GCC unroll 16
@@ -359,7 +378,7 @@ inline void int_tile(const uint8_t* w, const uint16_t* scales, const char* acts,
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         float* o = out + r * P + c * L;
-        F sum = f_fma(i_float(acc[r][c]), d, g ? f_load(o) : f_zero());
+        F sum = f_fma(i_float(acc[r][c]), d, f_load(o));
         if constexpr (W::kOffset) {
           const float* block = (const float*)(acts + r * stride + sums) + g;
           sum = f_fma(f_bcast(block), W::offset(scales, c), sum);
@@ -414,7 +433,7 @@ struct IntFormat {
               (const char*)(next ? next : panel),
               next ? panel_bytes(k) : 0,
               groups(k) * W::fetches};
-    for_tiles(rows, tile);
+    for_tiles<kIntRows>(rows, tile);
   }
 };
 
@@ -692,6 +711,11 @@ void attend(const Attention& a) {
     for (int b = 0; b < blocks; ++b) {
       int slot = b * kKeyBlock;
       const float* keys = a.pages[slot / kPageTokens] + a.k_offset + size_t(slot % kPageTokens) * a.head_dim;
+      if (first == 0) {  // while these keys are scored, their values and the next keys come in
+        const float* values = value_row(a, slot);
+        for (int i = 0; i < kKeyBlock * a.v_stride; i += 16) fetch(values + i);
+        for (int i = 0; i < kKeyBlock * a.head_dim; i += 16) fetch(keys + kKeyBlock * a.head_dim + i);
+      }
       run_tile<kQueryTile>(count, ScoreTile{q, keys, a.head_dim, scores});
       for (int i = 0; i < count; ++i) scores[i] += kKeyBlock;
     }

@@ -9,7 +9,10 @@ using F = __m256;
 using I = __m256i;
 constexpr int L = 8;         // float lanes
 constexpr int C = 2;         // vectors per panel
-constexpr int kTileRows = 6; // rows per tile: 12 accumulators of 16 registers
+// Rows per tile: as many as 16 registers hold with what each format needs to unpack.
+constexpr int kFloatRows = 6;
+constexpr int kBf16Rows = 5;
+constexpr int kIntRows = 4;
 
 inline F f_zero() { return _mm256_setzero_ps(); }
 inline F f_load(const float* p) { return _mm256_loadu_ps(p); }
@@ -45,5 +48,7 @@ inline I i_madd(I acc, I w, I x) { return _mm256_add_epi32(acc, _mm256_madd_epi1
 inline F i_float(I a) { return _mm256_cvtepi32_ps(a); }
 inline I i_round(F a) { return _mm256_cvtps_epi32(a); }
 inline F f_pow2(I n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+inline void keep(F& a) { asm("" : "+x"(a)); }
+inline void keep(I& a) { asm("" : "+x"(a)); }
 inline void fetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 }  // namespace

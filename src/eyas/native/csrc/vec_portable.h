@@ -9,7 +9,7 @@ typedef float F __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 constexpr int L = 8;
 constexpr int C = 2;
-constexpr int kTileRows = 4;
+constexpr int kFloatRows = 4, kBf16Rows = 4, kIntRows = 4;
 
 inline F f_zero() { return F{}; }
 inline F f_load(const float* p) {
@@ -71,5 +71,7 @@ inline I i_round(F a) {
   return r;
 }
 inline F f_pow2(I n) { return (F)((n + 127) << 23); }
+template <class V>
+inline void keep(V&) {}
 inline void fetch(const void* p) { __builtin_prefetch(p); }
 }  // namespace
