@@ -6,24 +6,35 @@ No modelling code is copied: a pass calls the model's own forward with a cache t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils import logging as transformers_logging
 
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.models import ModelSource
 from eyas.targets.base import TargetCache, TargetInfo
 from eyas.targets.hf_cache import CachePool, PooledCache, PoolPass
 from eyas.tree import Bools, DraftTree, Floats, Ints
 
 ATTENTION = "eyas_tree"
 PREFILL_CHUNK = 512
+MIN_CAPACITY = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,7 +53,7 @@ def tree_attention(
         module: the attention module (unused, transformers passes it).
         query: [B, heads, N, head_dim].
         key, value: [B, kv_heads, T, head_dim].
-        attention_mask: [B, 1, N, T], added to the scores.
+        attention_mask: [B, 1, N, T], added to the scores; None: causal.
         scaling: of the scores; default head_dim ** -0.5.
 
     Returns:
@@ -51,10 +62,14 @@ def tree_attention(
     batch, heads, rows, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
+    if attention_mask is None:  # the model used by itself, outside of our passes
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=groups > 1
+        )
+        return out.transpose(1, 2), None
     if groups > 1:  # the query heads of one KV head become further rows, so its keys are read once
         query = query.reshape(batch, kv_heads, groups * rows, dim)
-        if attention_mask is not None and rows > 1:
-            attention_mask = attention_mask.repeat(1, 1, groups, 1)
+        attention_mask = attention_mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
     return out.reshape(batch, heads, rows, -1).transpose(1, 2), None
 
@@ -106,7 +121,6 @@ class HFTarget:
         eos_token_ids: default: those of the model's generation config.
         max_positions: default: the config's context limit.
         feature_levels: 1 or 3, see ``TargetInfo``.
-        slots: caches that share one pool and so one pass of ``verify``.
     """
 
     def __init__(
@@ -117,7 +131,6 @@ class HFTarget:
         eos_token_ids: Sequence[int] | None = None,
         max_positions: int | None = None,
         feature_levels: int = 1,
-        slots: int = 1,
     ) -> None:
         config = model.config.get_text_config()
         if feature_levels not in (1, 3):
@@ -126,8 +139,7 @@ class HFTarget:
             eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
             eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.model = model
-        self.slots = slots
-        self._pools: list[CachePool] = []
+        self._pools: dict[int, CachePool] = {}
         layers = int(config.num_hidden_layers)
         self._levels = (2, layers // 2, layers - 3) if feature_levels == 3 else (-1,)
         self._info = TargetInfo(
@@ -135,7 +147,7 @@ class HFTarget:
             vocab_size=self.lm_head_weight.shape[0],
             hidden_size=config.hidden_size,
             num_layers=layers,
-            max_positions=max_positions or config.max_position_embeddings,
+            max_positions=max_positions or _positions(config),
             eos_token_ids=tuple(eos_token_ids),
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
@@ -159,14 +171,10 @@ class HFTarget:
         return weight.detach()
 
     def new_cache(self, capacity: int | None = None) -> PooledCache:
-        wanted = capacity or 256
-        for pool in self._pools:
-            if pool.free:
-                pool.reserve(wanted)
-                return pool.take()
-        pool = CachePool(self.slots, wanted)
-        if self.slots > 1:  # a pool of one slot lives and dies with its cache
-            self._pools.append(pool)
+        """An empty cache. Caches of like capacity share a pool: ``verify`` runs them in one pass."""
+        size = 1 << max(capacity or MIN_CAPACITY, MIN_CAPACITY).bit_length() - 1
+        pool = self._pools.setdefault(size, CachePool(capacity or size))
+        pool.reserve(capacity or size)
         return pool.take()
 
     def prefill(self, cache: TargetCache, tokens: Sequence[int]) -> TorchOutput:
@@ -199,6 +207,7 @@ class HFTarget:
             by_pool.setdefault(id(entry.cache.pool), []).append(index)
         outputs: dict[int, TorchOutput] = {}
         for indices in by_pool.values():
+            indices.sort(key=lambda i: entries[i].cache.slot)  # neighbours in the pool are read in place
             outputs.update(zip(indices, self._pass([entries[i] for i in indices]), strict=True))
         for entry in entries:
             entry.cache.provide(len(entry.tokens))
@@ -229,18 +238,16 @@ class HFTarget:
         """One forward call over requests whose caches share a pool."""
         width = max(len(entry.tokens) for entry in entries)
         view = PoolPass(entries[0].cache.pool, [entry.cache for entry in entries], width)
-        ids = np.zeros((view.batch, width), np.int64)
-        positions = np.zeros((view.batch, width), np.int64)
-        seen = np.zeros((view.batch, width, view.columns), bool)
-        seen[:, :, 0] = True  # a padding row must see something, or its softmax is nan
-        for entry in entries:
-            line, n, start = view.line(entry.cache), len(entry.tokens), entry.cache.length
+        ids = np.zeros((len(entries), width), np.int64)
+        positions = np.zeros((len(entries), width), np.int64)
+        seen = np.zeros((len(entries), width, view.columns), bool)
+        for line, entry in enumerate(entries):
+            n, start = len(entry.tokens), entry.cache.length
             ids[line, :n] = entry.tokens
             positions[line, :n] = entry.positions
             seen[line, :n, :start] = True
             seen[line, :n, start : start + n] = entry.mask
-            if start == 0:
-                seen[line, :n, 0] = entry.mask[:, 0]
+            seen[line, n:, 0] = True  # a padding row must see something, or its softmax is nan
         device, dtype = self.model.device, self.model.dtype
         bias = np.where(seen, np.float32(0), np.float32(torch.finfo(dtype).min))
         output = self.model(
@@ -254,26 +261,136 @@ class HFTarget:
         )
         hidden = torch.cat([output.hidden_states[level] for level in self._levels], dim=-1)  # [B, N, F]
         outputs = []
-        for entry in entries:
-            line, n = view.line(entry.cache), len(entry.tokens)
+        for line, entry in enumerate(entries):
+            n = len(entry.tokens)
             logits = output.logits[line] if last_logits_only else output.logits[line, :n]
             outputs.append(TorchOutput(logits, hidden[line, :n]))
         return outputs
 
 
-def from_tensors(
-    config: Mapping[str, Any], tensors: Mapping[str, Any], name: str, *, dtype: str = "float32", device: str = "cpu",
-    **options: Any,
+def load_hf(
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    threads: int | None = None,
+    feature_levels: int = 1,
 ) -> HFTarget:
-    """A target from an HF config dict and HF-named tensors (numpy or torch), e.g. read from a GGUF file."""
-    settings = AutoConfig.for_model(**config)
-    check_supported(settings, name)
-    state = {key: torch.as_tensor(value).to(DTYPES[dtype]) for key, value in tensors.items()}
-    model = AutoModelForCausalLM.from_config(settings, attn_implementation=ATTENTION)
-    model.load_state_dict(state, assign=True, strict=False)
-    model.tie_weights()
-    return HFTarget(model.to(device).eval(), name, **options)
+    """Load a model that ``eyas.models.load_source`` found.
+
+    Args:
+        source: a Hugging Face directory or a GGUF file.
+        dtype: "float32", "bfloat16", or "auto": bfloat16 on an accelerator, float32 on the CPU.
+        device: as PyTorch names it.
+        threads: CPU threads for all of PyTorch; None leaves its default.
+        feature_levels: see ``TargetInfo``.
+
+    Raises:
+        UnsupportedModelError: a model whose cache cannot hold a tree.
+        CheckpointError: weights that are missing or do not fit.
+        InvalidInputError: an unknown dtype, or a device that is not there.
+    """
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise InvalidInputError(
+            f"the transformers engine computes in {' or '.join(DTYPES)}, not in {dtype!r}; int8 needs --engine native"
+        )
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = _config(source)
+    check_supported(config, source.name)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": DTYPES[dtype],
+        "attn_implementation": attention_for(config),
+        "output_loading_info": True,
+    }
+    with _quiet():
+        try:
+            if source.format == "hf":
+                model, info = model_class.from_pretrained(source.path, local_files_only=True, **options)
+            else:
+                state = {name: torch.from_numpy(source.tensors.float32(name)) for name in source.tensors}
+                model, info = model_class.from_pretrained(None, state_dict=state, **options)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{source.path} cannot be loaded: {error}") from error
+    wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "mismatched_keys") if info[key]}
+    if wrong:
+        raise CheckpointError(f"{source.path} does not hold the weights its config calls for: {wrong}")
+    return HFTarget(
+        model.to(place).eval(), source.name, eos_token_ids=source.eos_token_ids, feature_levels=feature_levels
+    )
 
 
 def check_supported(config: PretrainedConfig, name: str) -> None:
-    pass
+    """Refuse what cannot verify a tree losslessly: state that is no K/V, and layers that forget.
+
+    Raises:
+        UnsupportedModelError: naming the model and what stands in the way.
+    """
+    text = config.get_text_config()
+    reason = None
+    if config.is_encoder_decoder:
+        reason = "it is an encoder-decoder model"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = f"transformers knows no causal language model for model_type {config.model_type!r}"
+    else:
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+        window = getattr(text, "sliding_window", None)
+        if getattr(model_class, "_is_stateful", False) or "linear_attention" in kinds or "conv" in kinds:
+            reason = "its layers are recurrent: a rejected draft token cannot be taken out of their state"
+        elif kinds - {"sliding_attention"}:
+            reason = f"its layers are of kind {', '.join(sorted(kinds))}; only full attention keeps every token"
+        elif window and getattr(text, "use_sliding_window", True) and window < _positions(text):
+            reason = f"its attention sees the last {window} tokens only, of a context of {_positions(text)}"
+        elif not {"position_ids", "cache"} <= set(inspect.signature(model_class.forward).parameters):
+            reason = "it takes no position ids, which the nodes of a tree need"
+    if reason:
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) cannot be a target: {reason}. "
+            "Decoder-only models with full attention can: Llama, Qwen2, Qwen3, Mixtral, OLMo 2, GPT-NeoX, ..."
+        )
+
+
+def attention_for(config: PretrainedConfig) -> str:
+    """Our attention, or eager where the model bends the scores in ways that a fused kernel cannot."""
+    text = config.get_text_config()
+    bends = getattr(text, "attn_logit_softcapping", None) or text.model_type in ("gpt_oss",)
+    return "eager" if bends else ATTENTION
+
+
+def _positions(config: PretrainedConfig) -> int:
+    positions = getattr(config, "max_position_embeddings", None)
+    return int(positions) if positions else 2048
+
+
+def _config(source: ModelSource) -> PretrainedConfig:
+    try:
+        if source.format == "hf":
+            return AutoConfig.from_pretrained(source.path, local_files_only=True)
+        return AutoConfig.for_model(**source.config)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(f"transformers cannot read the config of {source.name}: {error}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bar and load report: what is wrong becomes our own error."""
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """Preallocated K/V of many requests, from which a non-contiguous tree path can be kept.
 
-A ``CachePool`` holds the K/V of ``slots`` requests side by side, so that one pass over several requests reads it
-in place; a ``PooledCache`` is one request's slot. ``PoolPass`` is what a transformers model sees as its cache for the
+A ``CachePool`` holds the K/V of many requests side by side, so that one pass over several of them reads it in
+place; a ``PooledCache`` is one request's slot. ``PoolPass`` is what a transformers model sees as its cache for the
 length of a single forward call: it writes the new rows and hands out views.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,46 +18,61 @@ from eyas.errors import InvalidInputError
 
 
 class CachePool:
-    """K/V tensors [slots, kv_heads, capacity, head_dim] per layer, made when the first keys of a layer arrive.
+    """K/V tensors [slots, kv_heads, capacity, head_dim] per layer, made when the first rows of a layer arrive.
+
+    Slots are counted when caches are taken and get memory with the next pass: caches taken before the first pass
+    cost exactly their own memory.
 
     Args:
-        slots: requests held at once.
         capacity: tokens per slot to begin with; every slot grows together when one needs more.
     """
 
-    def __init__(self, slots: int, capacity: int) -> None:
-        self.slots = slots
+    def __init__(self, capacity: int) -> None:
+        self.slots = 0
         self.capacity = capacity
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
-        self.free = list(range(slots))[::-1]
+        self._free: list[int] = []
 
     def take(self) -> PooledCache:
-        """A free slot as an empty cache; the slot returns to the pool with the cache's last reference."""
-        slot = self.free.pop()
+        """An empty cache in a slot of its own; the slot is free again with the cache's last reference."""
+        if not self._free:
+            self._free.append(self.slots)
+            self.slots += 1
+        slot = self._free.pop()
         cache = PooledCache(self, slot)
-        weakref.finalize(cache, self.free.append, slot)
+        weakref.finalize(cache, self._release, slot)
         return cache
 
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens in every slot."""
-        if length <= self.capacity:
-            return
-        self.capacity = max(length, 2 * self.capacity)
-        for side in (self.keys, self.values):
-            for layer, old in side.items():
-                new = old.new_zeros((*old.shape[:2], self.capacity, old.shape[3]))
-                new[:, :, : old.shape[2]] = old
-                side[layer] = new
+        if length > self.capacity:
+            self.capacity = max(length, 2 * self.capacity)
 
     def tensor(self, side: dict[int, torch.Tensor], layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """The layer's tensor [slots, kv_heads, capacity, head_dim], shaped after ``rows`` [B, kv_heads, N, head_dim].
+        """The layer's tensor, large enough for all slots; shaped after ``rows`` [B, kv_heads, N, head_dim].
 
         Zeros, not empty memory: a masked column still multiplies its value by 0, and 0 * nan is nan.
         """
-        if layer not in side:
-            side[layer] = rows.new_zeros((self.slots, rows.shape[1], self.capacity, rows.shape[3]))
-        return side[layer]
+        old = side.get(layer)
+        if old is not None and old.shape[0] >= self.slots and old.shape[2] >= self.capacity:
+            return old
+        slots = self.slots if old is None or old.shape[0] >= self.slots else max(self.slots, 2 * old.shape[0])
+        if old is not None:
+            slots = max(slots, old.shape[0])
+        new = rows.new_zeros((slots, rows.shape[1], self.capacity, rows.shape[3]))
+        if old is not None:
+            new[: old.shape[0], :, : old.shape[2]] = old
+        side[layer] = new
+        return new
+
+    def _release(self, slot: int) -> None:
+        self._free.append(slot)
+        if len(self._free) == self.slots:  # nobody left: give the memory back
+            self.slots = 0
+            self._free.clear()
+            self.keys.clear()
+            self.values.clear()
 
 
 class PooledCache:
@@ -81,11 +97,10 @@ class PooledCache:
         """Note that ``rows`` provisional rows follow the committed prefix (verification)."""
         self._provisional = rows
 
+    @torch.inference_mode()  # the pool's tensors are born in a forward pass under it
     def commit(self, path: Sequence[int]) -> None:
         rows = list(path)
-        if any(b <= a for a, b in zip(rows, rows[1:], strict=False)) or any(
-            not 0 <= r < self._provisional for r in rows
-        ):
+        if any(b <= a for a, b in pairwise(rows)) or any(not 0 <= r < self._provisional for r in rows):
             raise InvalidInputError(
                 f"cannot commit rows {rows}: the last verified tree has {self._provisional} rows, "
                 "and a path is increasing"
@@ -108,51 +123,47 @@ class PooledCache:
 
 
 class PoolPass:
-    """The cache of one forward call over B slots of a pool with N new rows each.
+    """The cache of one forward call over B caches of a pool with N new rows each.
 
-    Row i of a slot lands at column ``length + i``, whatever its position id: a tree's rows lie side by side, and the
-    mask says who sees whom. Keys are returned for the whole run of slots ``[first, first + B)`` up to column
-    ``columns``; slots within the run that take no part are read (masked) but never written.
+    Row i of a cache lands at column ``length + i``, whatever its position id: a tree's rows lie side by side, and the
+    mask says who sees whom. Keys come back up to column ``columns``, the longest cache's end: as a view of the pool
+    where the caches' slots are neighbours in order, else as a copy.
     """
 
     def __init__(self, pool: CachePool, caches: Sequence[PooledCache], rows: int) -> None:
-        used = [cache.slot for cache in caches]
         self.pool = pool
         self.rows = rows
-        self.first = min(used)
-        self.batch = max(used) + 1 - self.first
         self.columns = max(cache.length for cache in caches) + rows
         pool.reserve(self.columns)
-        self._caches = caches
-
-    def line(self, cache: PooledCache) -> int:
-        """The batch line of a cache in this pass."""
-        return cache.slot - self.first
+        self._slots = [cache.slot for cache in caches]
+        self._starts = [cache.length for cache in caches]
+        first = self._slots[0]
+        self._neighbours = self._slots == list(range(first, first + len(caches)))
+        self._index: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [B, kv_heads, N, head_dim] rows of one layer; return views [B, kv_heads, columns, head_dim]."""
+        """Write [B, kv_heads, N, head_dim] rows of one layer; return [B, kv_heads, columns, head_dim]."""
         keys = self._write(self.pool.keys, layer_idx, key_states)
         values = self._write(self.pool.values, layer_idx, value_states)
         return keys, values
 
     def _write(self, side: dict[int, torch.Tensor], layer: int, rows: torch.Tensor) -> torch.Tensor:
         tensor = self.pool.tensor(side, layer, rows)
-        if len(self._caches) == 1:
-            cache = self._caches[0]
-            tensor[cache.slot, :, cache.length : cache.length + self.rows] = rows[0]
-        else:
-            slots, lines, columns = self._targets(tensor.device)
-            tensor[slots, :, columns] = rows[lines].transpose(1, 2)  # [used, N, kv_heads, head_dim]
-        return tensor[self.first : self.first + self.batch, :, : self.columns]
-
-    def _targets(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Slots [used, 1], batch lines [used], columns [used, N] of the rows to write."""
-        slots = torch.tensor([cache.slot for cache in self._caches], device=device)
-        starts = torch.tensor([cache.length for cache in self._caches], device=device)
-        columns = starts[:, None] + torch.arange(self.rows, device=device)
-        return slots[:, None], slots - self.first, columns
+        first, count = self._slots[0], len(self._slots)
+        if count == 1:
+            tensor[first, :, self._starts[0] : self.columns] = rows[0]
+            return tensor[first : first + 1, :, : self.columns]
+        if self._index is None:  # the same for every layer
+            slots = torch.tensor(self._slots, device=rows.device)
+            starts = torch.tensor(self._starts, device=rows.device)
+            self._index = slots, starts[:, None] + torch.arange(self.rows, device=rows.device)
+        slots, columns = self._index
+        tensor[slots[:, None], :, columns] = rows.transpose(1, 2)  # [B, N, kv_heads, head_dim]
+        if self._neighbours:
+            return tensor[first : first + count, :, : self.columns]
+        return tensor[slots, :, : self.columns]
 
     # What transformers asks of a cache besides update().
 

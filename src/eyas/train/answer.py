@@ -155,9 +155,7 @@ def answer_prompts(
                 _opening(prompt),
                 greedy=bool(rng.random() >= settings.sampled_share),
                 rng=rng,
-                features=torch.zeros(
-                    len(ids) + settings.max_tokens, feature_size, dtype=torch.bfloat16
-                ),
+                features=torch.zeros(len(ids) + settings.max_tokens, feature_size, dtype=torch.bfloat16),
             )
             _begin_turn(target, slot, ids, settings, count)
             if _finished(slot, info.eos_token_ids, settings):

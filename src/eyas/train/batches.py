@@ -108,9 +108,7 @@ def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight:
             targets[r, place] = document.features[1 : n + 1].float()
             start += n
     as_tensor = torch.from_numpy
-    return Batch(
-        as_tensor(tokens), features, targets, as_tensor(positions), as_tensor(documents), as_tensor(weights)
-    )
+    return Batch(as_tensor(tokens), features, targets, as_tensor(positions), as_tensor(documents), as_tensor(weights))
 
 
 def epoch_rows(lengths: Ints, row_size: int, seed: int, epoch: int) -> list[list[int]]:

@@ -131,9 +131,8 @@ class StoreWriter:
 class FeatureStore:
     """A store opened for reading: a sequence of documents in writing order.
 
-    Args:
-        path: the directory.
-        only: keep documents for which this is true of (prompt_index, greedy).
+    Raises:
+        CheckpointError: no store there, or a shard that is not whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +144,7 @@ class FeatureStore:
         for file in shard_files(path):
             try:
                 handle = safe_open(file, framework="pt")
-                shard = {key: handle.get_tensor(key) for key in handle.keys()}  # memory-mapped, read when touched
+                shard = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118  memory-mapped, read when touched
             except SafetensorError as error:
                 raise CheckpointError(f"{file} is not a whole shard: {error}; delete it to go on without it") from None
             self._places += [(len(self._shards), d) for d in range(len(shard["last"]))]
@@ -199,7 +198,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is no feature store: it has no {MANIFEST}; make one with `eyas data answer`") from None
+        raise CheckpointError(
+            f"{path} is no feature store: it has no {MANIFEST}; make one with `eyas data answer`"
+        ) from None
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from None
     if manifest.get("format") != FORMAT:

@@ -128,7 +128,11 @@ class BatchLoss:
 
 
 def batch_loss(
-    head: EagleHead, batch: Batch, embedding: Tensor, draft_lm_head: Tensor, settings: TrainSettings,
+    head: EagleHead,
+    batch: Batch,
+    embedding: Tensor,
+    draft_lm_head: Tensor,
+    settings: TrainSettings,
     noise: Tensor | None = None,
 ) -> BatchLoss:
     """The loss of a batch; a function of its arguments alone.
