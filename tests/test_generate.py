@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.answers import Answered, answer, scripted
-from support.drafters import Script, ScriptedDrafter, ScriptedSession, anti_oracle, dial, mixed, oracle
-from support.exhaustive import distribution
-from support.tiny import TableTarget, greedy_ranking, tiny_llama
 
 from eyas import native
 from eyas.errors import InvalidInputError
@@ -23,6 +19,10 @@ from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.sampling import LogitsProcessor, Sampler, SamplingParams, log_softmax
 from eyas.targets.base import Features, Target
 from eyas.tree import Floats
+from support.answers import Answered, answer, scripted
+from support.drafters import Script, ScriptedDrafter, ScriptedSession, anti_oracle, dial, mixed, oracle
+from support.exhaustive import distribution
+from support.tiny import TableTarget, greedy_ranking, tiny_llama
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
 

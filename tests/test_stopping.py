@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.answers import Answered, answer, scripted, syllables
-from support.drafters import Script, anti_oracle, dial, mixed, oracle
-from support.tiny import TableTarget
 
 from eyas.errors import ContextLengthError, InvalidInputError
 from eyas.generate import Session, generate
@@ -15,6 +12,9 @@ from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import Answer, StopParams
 from eyas.text import StopStrings
+from support.answers import Answered, answer, scripted, syllables
+from support.drafters import Script, anti_oracle, dial, mixed, oracle
+from support.tiny import TableTarget
 
 VOCAB = 60
 TOKENIZER = syllables(VOCAB)

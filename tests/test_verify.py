@@ -9,14 +9,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.exhaustive import Rng, distribution, outcomes
-from support.tiny import TableTarget
 
 from eyas.policies import Candidates, DynamicPolicy, grow_tree
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
 from eyas.tree import DraftTree, Floats, Ints
 from eyas.verify import Acceptance, sample, verify_greedy, verify_sampling
+from support.exhaustive import Rng, distribution, outcomes
+from support.tiny import TableTarget
 
 VOCAB = 4
 Words = tuple[int, ...]
