@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "model.h"
+#include "head.h"
 
 namespace nb = nanobind;
 using namespace eyas;
@@ -286,6 +286,84 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
                         want_features ? nb::cast(features.array(total, model.feature_size())) : nb::none());
 }
 
+std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, nb::object weights, const std::string& type,
+                                std::optional<Array1<int64_t>> token_ids) {
+  const Kernels& kernels = target->decoder.kernels;
+  Pool& pool = *target->pool;
+  auto head = std::make_shared<Head>(target, read_config(config));
+  const Config& c = head->decoder.config;
+  if (c.hidden != target->config().hidden || c.vocab != target->config().vocab)
+    throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");
+  Loader loader(kernels, pool, weights, parse_type(type));
+  head->fc = loader.linear({{"fc.weight", c.hidden}}, 2 * c.hidden);
+  head->fc_bias = loader.bias({{"fc.bias", c.hidden}});
+  for (int l = 0; l < c.layers; ++l)
+    head->decoder.layers.push_back(loader.layer("layers." + std::to_string(l) + ".", c, l > 0));
+  if (token_ids) {
+    const int n = int(token_ids->size());
+    if (n < 1) throw std::invalid_argument("a draft vocabulary has at least one token");
+    std::vector<float> rows(size_t(n) * c.hidden);
+    for (int i = 0; i < n; ++i) {
+      const int64_t id = (*token_ids)(i);
+      if (id < 0 || id >= c.vocab) throw std::invalid_argument("draft token " + std::to_string(id) + " is outside the vocabulary");
+      head->token_ids.push_back(id);
+      target->lm_head.unpack(int(id), rows.data() + size_t(i) * c.hidden);
+    }
+    Source source{Source::f32, Type::f32, rows.data(), n, c.hidden};
+    head->own_lm_head = Linear(kernels, pool, {source}, parse_type(type));
+  }
+  return head;
+}
+
+struct Children {  // [n, k] ids and log-probabilities on their way to Python
+  Owned<int64_t> ids;
+  Owned<float> log_probs;
+  int n, k;
+  Children(int n, int k) : ids(size_t(n) * k), log_probs(size_t(n) * k), n(n), k(k) {
+    if (k < 1) throw std::invalid_argument("k must be at least 1");
+  }
+  nb::tuple tuple() { return nb::make_tuple(ids.array(n, k), log_probs.array(n, k)); }
+};
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void check_tokens(const HeadSession& session, Array1<int64_t> tokens) {
+  const int vocab = session.head().decoder.config.vocab;
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens(i) < 0 || tokens(i) >= vocab) throw std::invalid_argument("token " + std::to_string(tokens(i)) + " is outside the vocabulary");
+}
+
+nb::tuple commit_pairs(HeadSession& session, Array1<int64_t> tokens, Matrix features, int k) {
+  check_tokens(session, tokens);
+  if (tokens.size() < 1 || features.shape(0) != tokens.size() || int(features.shape(1)) != session.head().decoder.config.hidden)
+    throw std::invalid_argument("n >= 1 tokens need features [n, hidden]");
+  Children children(1, k);
+  {
+    nb::gil_scoped_release released;
+    session.commit(tokens.data(), features.data(), int(tokens.size()), k, children.ids.data, children.log_probs.data);
+  }
+  return children.tuple();
+}
+
+nb::tuple score_tip(HeadSession& session, int k) {
+  Children children(1, k);
+  {
+    nb::gil_scoped_release released;
+    session.score_tip(k, children.ids.data, children.log_probs.data);
+  }
+  return children.tuple();
+}
+
+nb::tuple expand(HeadSession& session, Array1<int64_t> tokens, Array1<int64_t> parents, int depth, int k) {
+  check_tokens(session, tokens);
+  if (tokens.size() < 1 || parents.size() != tokens.size()) throw std::invalid_argument("one parent per token is needed");
+  Children children(int(tokens.size()), k);
+  {
+    nb::gil_scoped_release released;
+    session.expand(tokens.data(), parents.data(), int(tokens.size()), depth, k, children.ids.data, children.log_probs.data);
+  }
+  return children.tuple();
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -320,4 +398,20 @@ NB_MODULE(_core, m) {
       .def("new_cache", [](const Model& model) { return std::make_shared<Cache>(model.decoder.cache_shape()); })
       .def("forward", &forward, nb::arg("caches"), nb::arg("tokens"), nb::arg("parents").none(), nb::arg("counts"),
            nb::arg("logits") = "all", nb::arg("features") = true);
+
+  nb::class_<Head>(m, "Head")
+      .def_static("load", &make_head, nb::arg("target"), nb::arg("config"), nb::arg("weights"), nb::arg("type"),
+                  nb::arg("token_ids").none())
+      .def_prop_ro("weight_bytes", &Head::weight_bytes)
+      .def_prop_ro("draft_vocab", &Head::draft_vocab)
+      .def("new_session", [](std::shared_ptr<Head> head) { return std::make_shared<HeadSession>(head); });
+
+  nb::class_<HeadSession>(m, "HeadSession")
+      .def_prop_ro("length", &HeadSession::length)
+      .def_prop_ro("has_tip", &HeadSession::has_tip)
+      .def_prop_ro("tree_rows", &HeadSession::tree_rows)
+      .def("commit", &commit_pairs, nb::arg("tokens"), nb::arg("features"), nb::arg("k"))
+      .def("score_tip", &score_tip, nb::arg("k"))
+      .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"))
+      .def("truncate", &HeadSession::truncate, nb::arg("length"));
 }

@@ -1,0 +1,168 @@
+"""EAGLE-1/2 drafting on the native CPU engine: a level of the tree costs what the head's bytes cost.
+
+The policy decides in Python, each level is one native call: embedding, ``fc``, the layer with tree attention, scores
+over the draft vocabulary, the best k with their log-softmax. ``eyas.drafters.eagle`` is the same in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eyas import native
+from eyas.errors import InvalidInputError, UnsupportedModelError
+from eyas.heads.rope import rotary_frequencies
+from eyas.native.config import weight_type
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
+from eyas.targets.base import Features
+from eyas.targets.native import NativeTarget
+from eyas.tree import DraftTree, Floats, Ints
+
+if TYPE_CHECKING:
+    from eyas.checkpoints.eagle import EagleCheckpoint
+
+
+class NativeEagleDrafter:
+    """A head packed for the engine that runs its target. Weights only: all state is in the sessions.
+
+    Args:
+        checkpoint: the head as read; without ``d2t`` the whole vocabulary is scored by the target's own lm_head.
+        target: whose embedding, lm_head and threads it uses.
+        dtype: weight type of the head; "auto" is the target's (a "q4" target's head is int8).
+
+    Raises:
+        InvalidInputError: shapes that do not fit the target; an unknown dtype.
+        UnsupportedModelError: an activation that the engine lacks.
+    """
+
+    def __init__(self, checkpoint: EagleCheckpoint, target: NativeTarget, *, dtype: str = "auto") -> None:
+        config, info = checkpoint.config, target.info
+        if config.hidden_act not in ("silu", "swish"):
+            raise UnsupportedModelError(f"the native engine has no activation {config.hidden_act!r}, only silu")
+        if info.feature_levels != 1:
+            raise InvalidInputError(
+                f"an EAGLE-1/2 head reads 1 feature level, the target was loaded with {info.feature_levels}"
+            )
+        frequencies, scale = rotary_frequencies(
+            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
+        )
+        numbers = {
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.vocab_size,
+            # A head drafts as far as its target decodes; beyond what it was trained for it merely guesses worse.
+            "max_position_embeddings": info.max_positions,
+            "rms_norm_eps": config.rms_norm_eps,
+            "inv_freq": frequencies.tolist(),
+            "rope_scale": scale,
+        }
+        d2t = checkpoint.d2t
+        token_ids = None if d2t is None else np.arange(len(d2t), dtype=np.int64) + d2t
+        tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in checkpoint.tensors.items()}
+        kind = info.dtype if dtype == "auto" else weight_type(dtype)
+        try:
+            self.core = native.core().Head.load(target.core, numbers, tensors, kind, token_ids)
+        except ValueError as error:
+            raise InvalidInputError(f"draft head {checkpoint.name}: {error}") from None
+        self.name = checkpoint.name
+        self.hidden_size = config.hidden_size
+
+    @property
+    def feature_levels(self) -> int:
+        return 1
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the head's own packed weights, the rows of a draft vocabulary included."""
+        size: int = self.core.weight_bytes
+        return size
+
+    def new_session(self) -> NativeEagleSession:
+        return NativeEagleSession(self)
+
+
+class NativeEagleSession:
+    """One request's drafting state: the head's K/V of all committed pairs, and the pairs it has not yet run over."""
+
+    def __init__(self, drafter: NativeEagleDrafter) -> None:
+        self._hidden = drafter.hidden_size
+        self._core = drafter.core.new_session()
+        self._tokens: list[int] = []  # of the waiting pairs
+        self._features: list[Floats] = []  # of the waiting pairs, [n, H] each
+
+    @property
+    def length(self) -> int:
+        run: int = self._core.length
+        return run + len(self._tokens)
+
+    def commit(self, tokens: Sequence[int], features: Features) -> None:
+        """Queue n pairs; the head runs over them with the next tree. ``features`` [n, H], anything numpy can read."""
+        rows = np.array(features, np.float32, order="C")  # a copy: the target may reuse its buffer
+        if rows.shape != (len(tokens), self._hidden):
+            raise InvalidInputError(
+                f"{len(tokens)} committed tokens need features of shape {(len(tokens), self._hidden)}, got {rows.shape}"
+            )
+        self._tokens += map(int, tokens)
+        self._features.append(rows)
+
+    def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
+        """Grow a tree below ``root``, the token of the last pair.
+
+        Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
+        then the bare root, and verifying it brings the next pair.
+        """
+        if self._tokens and self._tokens[-1] != root:
+            raise InvalidInputError(
+                f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
+            )
+        if max_depth < 1 or not (self._tokens or self._core.has_tip):
+            return DraftTree.root_only(root)
+        return grow_tree(root, policy, max_depth, _Growth(self._core, self._root_children(policy.topk), policy.topk))
+
+    def truncate(self, length: int) -> None:
+        if length >= self.length:
+            return
+        kept = max(0, length - self._core.length)
+        self._tokens = self._tokens[:kept]
+        self._features = [np.concatenate(self._features)[:kept]] if kept else []
+        if length < self._core.length:
+            self._core.truncate(length)
+
+    def _root_children(self, topk: int) -> Children:
+        """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
+        if not self._tokens:
+            return Children(*self._core.score_tip(topk))
+        features = self._features[0] if len(self._features) == 1 else np.concatenate(self._features)
+        tokens = np.array(self._tokens, np.int64)
+        self._tokens, self._features = [], []
+        return Children(*self._core.commit(tokens, features, topk))
+
+
+class _Growth:
+    """One tree in the making: which row of the engine's draft tree belongs to which candidate.
+
+    A candidate gets a row when it is expanded. The engine finds its feature (the head's output on its parent's row)
+    and its ancestors by the parent's number: 0 for the root, r + 1 for row r.
+    """
+
+    def __init__(self, core: Any, root_children: Children, topk: int) -> None:
+        self._core = core
+        self._root_children = root_children
+        self._topk = topk
+        self._number = {0: 0}
+
+    def __call__(self, candidates: Candidates, expanded: Ints) -> Children:
+        if candidates.depth == 0:
+            return self._root_children
+        number = self._number
+        parents = [number[parent] for parent in candidates.parents[expanded].tolist()]
+        for node in expanded.tolist():
+            number[node] = len(number)
+        tokens = candidates.tokens[expanded]
+        return Children(*self._core.expand(tokens, np.array(parents, np.int64), candidates.depth, self._topk))

@@ -1,0 +1,173 @@
+#include "head.h"
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace eyas {
+
+size_t Head::weight_bytes() const {
+  size_t bytes = fc.bytes() + own_lm_head.bytes();
+  for (const Layer& layer : decoder.layers)
+    bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  return bytes;
+}
+
+void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread) {
+  Pool& pool = decoder.pool;
+  const int threads = pool.threads(), cols = decoder.kernels.panel_cols, vocab = draft_vocab();
+  const Linear& w = lm_head();
+  Acts acts = decoder.prepare(w, x, stride, rows, thread);
+  pool.barrier();
+  const size_t ld = logit_stride();
+  multiply<1>(w, acts, rows, thread, threads, decoder.work.out[thread].get(),
+              [&](int panel, int first, int count, const float* block) {
+                for (int r = 0; r < count; ++r)
+                  std::copy_n(block + r * cols, cols, logits_.get() + (first + r) * ld + size_t(panel) * cols);
+              });
+  pool.barrier();
+  for (int r = thread; r < rows; r += threads) {
+    const float* row = logits_.get() + r * ld;
+    const float total = decoder.kernels.log_sum_exp(row, vocab);
+    int64_t* ids = best + size_t(r) * k;
+    float* values = log_probs + size_t(r) * k;
+    int found = 0;
+    for (int i = 0; i < vocab; ++i) {
+      if (found == k && !(row[i] > values[k - 1])) continue;
+      int at = found < k ? found++ : k - 1;
+      for (; at > 0 && row[i] > values[at - 1]; --at) {
+        values[at] = values[at - 1];
+        ids[at] = ids[at - 1];
+      }
+      values[at] = row[i];
+      ids[at] = i;
+    }
+    for (int i = 0; i < k; ++i) {
+      // A vocabulary smaller than k is filled up with confidence zero.
+      values[i] = i < found ? values[i] - total : -std::numeric_limits<float>::infinity();
+      ids[i] = i >= found ? 0 : token_ids.empty() ? ids[i] : token_ids[size_t(ids[i])];
+    }
+  }
+}
+
+void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* features, float* outputs, int scored,
+                   int k, int64_t* best, float* log_probs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Pool& pool = decoder.pool;
+  const int m = rows.count(), threads = pool.threads(), h = decoder.config.hidden, cols = decoder.kernels.panel_cols;
+  const size_t ld = decoder.x_stride(), joined_ld = size_t(Decoder::stride(2 * h));
+  decoder.begin(rows, int(std::max(fc.row_bytes(), lm_head().row_bytes())));
+  joined_.grow(size_t(m) * joined_ld);
+  logits_.grow(size_t(scored) * logit_stride());
+  float* x = decoder.work.x.get();
+  float* joined = joined_.get();
+  auto job = [&](int thread) {
+    const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
+    for (int r = begin; r < end; ++r) {
+      target->embed(tokens[r], joined + r * joined_ld);
+      std::copy_n(features[r], h, joined + r * joined_ld + h);
+    }
+    Acts acts = decoder.prepare(fc, joined, joined_ld, m, thread);
+    pool.barrier();
+    multiply<1>(fc, acts, m, thread, threads, decoder.work.out[thread].get(),
+                [&](int panel, int first, int count, const float* block) {
+                  const int c0 = panel * cols, width = std::min(cols, h - c0);
+                  const float* bias = fc_bias.get();
+                  for (int r = 0; r < count; ++r)
+                    for (int c = 0; c < width; ++c)
+                      x[(first + r) * ld + c0 + c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
+                });
+    pool.barrier();
+    for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread);
+    for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, outputs + size_t(r) * h);
+    if (scored) score_rows(x + (m - scored) * ld, ld, scored, k, best, log_probs, thread);
+  };
+  pool.run(job);
+}
+
+void Head::score(const float* features, int rows, int k, int64_t* best, float* log_probs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int h = decoder.config.hidden;
+  decoder.work.acts.grow(lm_head().row_bytes() * rows);
+  decoder.work.out.resize(decoder.pool.threads());
+  for (auto& out : decoder.work.out) out.grow(multiply_scratch(rows, decoder.kernels.panel_cols));
+  logits_.grow(size_t(rows) * logit_stride());
+  const size_t ld = decoder.x_stride();
+  joined_.grow(size_t(rows) * ld);
+  for (int r = 0; r < rows; ++r) std::copy_n(features + size_t(r) * h, h, joined_.get() + r * ld);
+  for (int r = 0; r < rows; ++r) std::fill_n(joined_.get() + r * ld + h, ld - h, 0.0f);
+  auto job = [&](int thread) { score_rows(joined_.get(), ld, rows, k, best, log_probs, thread); };
+  decoder.pool.run(job);
+}
+
+void HeadSession::forget_tree() {
+  outputs_.clear();
+  keys_.clear();
+  cache_.truncate(cache_.length());
+}
+
+void HeadSession::commit(const int64_t* tokens, const float* features, int n, int k, int64_t* best, float* log_probs) {
+  constexpr int kChunk = 256;
+  const int h = head_->decoder.config.hidden;
+  forget_tree();
+  std::vector<float> outputs(size_t(std::min(n, kChunk)) * h);
+  std::vector<const float*> pointers;
+  for (int start = 0; start < n; start += kChunk) {
+    const int count = std::min(kChunk, n - start);
+    const bool last = start + count == n;
+    Rows rows;
+    rows.add_tree(cache_, nullptr, count);
+    cache_.reserve(count);
+    pointers.clear();
+    for (int i = 0; i < count; ++i) pointers.push_back(features + size_t(start + i) * h);
+    head_->forward(rows, tokens + start, pointers.data(), outputs.data(), last && k ? 1 : 0, k, best, log_probs);
+    std::vector<int> path(count);
+    for (int i = 0; i < count; ++i) path[i] = i;
+    cache_.commit(path);
+    tip_.assign(outputs.begin() + size_t(count - 1) * h, outputs.begin() + size_t(count) * h);
+  }
+}
+
+void HeadSession::score_tip(int k, int64_t* best, float* log_probs) {
+  if (tip_.empty()) throw std::invalid_argument("no pair was committed since the session began or was truncated");
+  forget_tree();
+  head_->score(tip_.data(), 1, k, best, log_probs);
+}
+
+void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, int depth, int k, int64_t* best,
+                         float* log_probs) {
+  const int old = tree_rows(), length = cache_.length(), h = head_->decoder.config.hidden;
+  Rows rows;
+  rows.requests.push_back({&cache_, 0, n});
+  std::vector<const float*> features;
+  if (tip_.empty()) throw std::invalid_argument("no pair was committed since the session began or was truncated");
+  for (int i = 0; i < n; ++i)
+    if (parents[i] < 0 || parents[i] > old)
+      throw std::invalid_argument("parent " + std::to_string(parents[i]) + " is not among the " + std::to_string(old) +
+                                  " rows of the tree");
+  for (int i = 0; i < n; ++i) {
+    std::vector<int> keys = parents[i] ? keys_[size_t(parents[i] - 1)] : std::vector<int>{};
+    keys.push_back(length + old + i);
+    rows.slot.push_back(keys.back());
+    rows.position.push_back(length - 1 + depth);
+    rows.prefix.push_back(length);
+    rows.extra.insert(rows.extra.end(), keys.begin(), keys.end());
+    rows.extra_begin.push_back(int(rows.extra.size()));
+    features.push_back(parents[i] ? outputs_[size_t(parents[i] - 1)].data() : tip_.data());
+    keys_.push_back(std::move(keys));
+  }
+  cache_.reserve(old + n);
+  std::vector<float> outputs(size_t(n) * h);
+  head_->forward(rows, tokens, features.data(), outputs.data(), n, k, best, log_probs);
+  for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
+}
+
+void HeadSession::truncate(int length) {
+  if (length < cache_.length()) {
+    cache_.truncate(length);
+    tip_.clear();
+  }
+  forget_tree();
+}
+
+}  // namespace eyas

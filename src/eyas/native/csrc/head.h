@@ -1,0 +1,67 @@
+// The EAGLE-1/2 head: fc over (embedding, feature), decoder layers of which the first has no input norm, no final norm,
+// scores through the target's lm_head or some of its rows.
+#pragma once
+
+#include <mutex>
+
+#include "model.h"
+
+namespace eyas {
+
+class Head {
+ public:
+  Head(std::shared_ptr<Model> target, Config config)
+      : target(std::move(target)), decoder(this->target->decoder.kernels, *this->target->pool, std::move(config)) {}
+
+  std::shared_ptr<Model> target;
+  Decoder decoder;
+  Linear fc;
+  Buffer<float> fc_bias;            // [fc outputs], empty: none
+  Linear own_lm_head;               // rows of the draft vocabulary; empty: the target's lm_head
+  std::vector<int64_t> token_ids;   // target id of each draft row; empty: the same
+
+  const Linear& lm_head() const { return own_lm_head.empty() ? target->lm_head : own_lm_head; }
+  int draft_vocab() const { return own_lm_head.empty() ? target->config().vocab : int(token_ids.size()); }
+  size_t weight_bytes() const;
+
+  // Runs the head over pairs (token, feature): outputs [rows, hidden], the predicted features. For the last `scored`
+  // rows also the k best next tokens and their log-probabilities, best first, ties to the smaller row.
+  void forward(const Rows& rows, const int64_t* tokens, const float* const* features, float* outputs, int scored, int k,
+               int64_t* best, float* log_probs);
+  // The same scores for predicted features [rows, hidden].
+  void score(const float* features, int rows, int k, int64_t* best, float* log_probs);
+
+ private:
+  std::mutex mutex_;
+  Buffer<float> joined_, logits_;
+  void score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread);
+  size_t logit_stride() const { return size_t(round_up(lm_head().outputs(), 16)); }
+};
+
+// One request's drafting state: K/V of the committed pairs, then the rows of the tree that is growing.
+class HeadSession {
+ public:
+  explicit HeadSession(std::shared_ptr<Head> head) : head_(std::move(head)), cache_(head_->decoder.cache_shape()) {}
+
+  const Head& head() const { return *head_; }
+  int length() const { return cache_.length(); }
+  bool has_tip() const { return !tip_.empty(); }
+  // Takes in n pairs: forgets the tree, and scores the children of the last pair if k > 0.
+  void commit(const int64_t* tokens, const float* features, int n, int k, int64_t* best, float* log_probs);
+  // The children of the last committed pair once more.
+  void score_tip(int k, int64_t* best, float* log_probs);
+  // Runs the head over n nodes of one level. parents[i]: 0 for the root, r + 1 for the tree row r of an earlier call.
+  void expand(const int64_t* tokens, const int64_t* parents, int n, int depth, int k, int64_t* best, float* log_probs);
+  void truncate(int length);
+  int tree_rows() const { return int(outputs_.size()); }
+
+ private:
+  std::shared_ptr<Head> head_;
+  Cache cache_;
+  std::vector<float> tip_;                   // the head's output on the last pair
+  std::vector<std::vector<float>> outputs_;  // per tree row
+  std::vector<std::vector<int>> keys_;       // per tree row: the slots of its ancestors and its own
+  void forget_tree();
+};
+
+}  // namespace eyas

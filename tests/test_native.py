@@ -1,0 +1,405 @@
+"""The native engine: right against float64, and the same bits whatever shares a pass."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eyas import native
+from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.targets.base import TargetInfo
+from eyas.tree import DraftTree
+from support.decoder import random_tree, reference, tiny_config, tiny_weights
+
+if not native.available():
+    pytest.skip(native.reason(), allow_module_level=True)
+
+from eyas.targets.native import NativeCache, NativeOutput, NativeTarget
+
+TYPES = ["float32", "bfloat16", "int8"]
+# Relative error of the logits against float64 on these tiny random models, whose three layers amplify rounding.
+TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-2, "int8": 5e-2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": tiny_config(),
+    "untied": tiny_config(tie_word_embeddings=False),
+    "qwen2": tiny_config("qwen2", head_dim=8, num_key_value_heads=1),
+    "qwen3": tiny_config("qwen3", head_dim=20, num_attention_heads=4),
+    "mistral": tiny_config("mistral", num_key_value_heads=6, sliding_window=None),
+    "odd": tiny_config(hidden_size=45, intermediate_size=37, head_dim=10, num_attention_heads=7, num_key_value_heads=1),
+    "wide head": tiny_config(head_dim=52, num_attention_heads=5, num_key_value_heads=5),
+    "llama3 rope": tiny_config(rope_scaling=LLAMA3),
+    "yarn rope": tiny_config(rope_scaling=YARN),
+}
+
+
+def load(
+    config: dict[str, Any] | None = None, dtype: str = "float32", threads: int = 2, **options: Any
+) -> NativeTarget:
+    config = config or tiny_config()
+    return NativeTarget.from_weights(config, tiny_weights(config), dtype=dtype, threads=threads, **options)
+
+
+def logits(output: NativeOutput) -> np.ndarray:
+    return np.stack([output.row(i) for i in range(len(output.argmax()))])
+
+
+def prompt(length: int, seed: int = 1, vocab: int = 101) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, length).tolist()
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def rounded(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Matrices rounded to bfloat16, as uint16."""
+
+    def bits(array: np.ndarray) -> np.ndarray:
+        whole = np.ascontiguousarray(array).view(np.uint32).astype(np.uint64)
+        return ((whole + 0x7FFF + (whole >> 16 & 1)) >> 16).astype(np.uint16)
+
+    return {name: bits(array) if array.ndim == 2 else array for name, array in weights.items()}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_prompt_and_tree_match_float64(name: str, dtype: str) -> None:
+    config = MODELS[name]
+    ids = prompt(90)
+    tree = random_tree(np.random.default_rng(2), 11, config["vocab_size"])
+    wanted, features, _ = reference(config, tiny_weights(config), ids, tree)
+    target = load(config, dtype)
+    cache = target.new_cache()
+    first = target.prefill(cache, ids)
+    assert first.features.shape == (90, config["hidden_size"])
+    assert error(first.row(0), wanted[89]) < TOLERANCE[dtype]
+    assert error(first.features, features[:90]) < TOLERANCE[dtype]
+    [output] = target.verify([(cache, tree)])
+    assert error(logits(output), wanted[90:]) < TOLERANCE[dtype]
+    assert error(output.features, features[90:]) < TOLERANCE[dtype]
+    assert output.argmax().tolist() == logits(output).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kernels", native.kernel_sets())
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_kernel_set_matches_float64(kernels: str, dtype: str) -> None:
+    config = MODELS["llama"]
+    ids = prompt(40)
+    wanted, _, _ = reference(config, tiny_weights(config), ids)
+    target = load(config, dtype, kernels=kernels)
+    assert target.core.kernels == kernels
+    cache = target.new_cache()
+    [output] = target.verify([(cache, DraftTree.chain(ids))])
+    assert error(logits(output), wanted) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_is_as_exact_as_its_weights(name: str) -> None:
+    config = MODELS[name]
+    weights = rounded(tiny_weights(config))
+    exact = {
+        name: (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
+        for name, array in weights.items()
+    }
+    ids = prompt(30)
+    wanted, _, _ = reference(config, exact, ids)
+    for given in (weights, exact):
+        target = NativeTarget.from_weights(config, given, dtype="bfloat16", threads=1)
+        assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < 3e-6
+
+
+def eight_bits(array: np.ndarray) -> np.ndarray:
+    """Rounded to int8 in groups of 64 along the last axis, one bfloat16 scale each (rounded up), as float32."""
+    if array.ndim == 1:
+        return array
+    rows, columns = array.shape
+    groups = np.pad(array, ((0, 0), (0, -columns % 64))).reshape(rows, -1, 64)
+    most = np.abs(groups).max(-1, keepdims=True)
+    scale = rounded({"": (most / np.float32(127))[..., 0]})[""].astype(np.uint32)[..., None]
+    scale += (scale << 16).view(np.float32) * np.float32(127) < most
+    scale = (scale << 16).view(np.float32)
+    return (np.rint(groups / scale).clip(-127, 127) * scale).reshape(rows, -1)[:, :columns].astype(np.float32)
+
+
+@pytest.mark.parametrize("kernels", native.kernel_sets())
+@pytest.mark.parametrize("name", ["llama", "odd", "untied"])
+def test_int8_is_as_exact_as_its_weights(name: str, kernels: str) -> None:
+    config = tiny_config(**MODELS[name] | {"tie_word_embeddings": False, "hidden_size": 200})
+    weights = tiny_weights(config)
+    table = "model.embed_tokens.weight"  # looked up, not multiplied: bfloat16
+    weights[table] = (rounded(weights)[table].astype(np.uint32) << 16).view(np.float32)
+    ids = prompt(30)
+    exact = {key: array if key == table else eight_bits(array) for key, array in weights.items()}
+    wanted, _, _ = reference(config, exact, ids)
+    target = NativeTarget.from_weights(config, weights, dtype="int8", threads=1, kernels=kernels)
+    assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < 5e-4
+
+
+def test_three_feature_levels_are_layer_inputs() -> None:
+    config = tiny_config(num_hidden_layers=7)
+    ids = prompt(20)
+    _, _, inputs = reference(config, tiny_weights(config), ids)
+    target = load(config, feature_levels=3)
+    features = target.prefill(target.new_cache(), ids).features
+    assert features.shape == (20, 3 * 48)
+    for level, layer in enumerate([2, 3, 4]):
+        assert error(features[:, level * 48 : (level + 1) * 48], inputs[layer]) < 2e-6
+
+
+# ---- the same bits ------------------------------------------------------------------------------------------------
+
+
+def plain(target: NativeTarget, ids: list[int]) -> list[np.ndarray]:
+    """Logits of every position, one token per pass."""
+    cache = target.new_cache()
+    rows = []
+    for token in ids:
+        [output] = target.verify([(cache, DraftTree.root_only(token))])
+        cache.commit([0])
+        rows.append(output.row(0))
+    return rows
+
+
+@pytest.mark.parametrize("kernels", native.kernel_sets())
+@pytest.mark.parametrize("dtype", TYPES)
+def test_chunks_of_any_size_give_the_same_bits(dtype: str, kernels: str) -> None:
+    target = load(dtype=dtype, kernels=kernels)
+    ids = prompt(100)
+    wanted = np.stack(plain(target, ids))
+    for size in (2, 3, 5, 7, 12, 13, 31, 64, 100):
+        cache = target.new_cache()
+        got = []
+        for start in range(0, len(ids), size):
+            chunk = DraftTree.chain(ids[start : start + size])
+            [output] = target.verify([(cache, chunk)])
+            cache.commit(range(len(chunk)))
+            got.append(logits(output))
+        assert np.array_equal(np.concatenate(got), wanted), size
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "odd"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_trees_equal_plain_decoding_bit_for_bit_across_commits(name: str, dtype: str) -> None:
+    config = MODELS[name]
+    target = load(config, dtype)
+    rng = np.random.default_rng(3)
+    committed = prompt(61, vocab=config["vocab_size"])
+    cache = target.new_cache()
+    target.prefill(cache, committed)
+    for cycle in range(6):
+        tree = random_tree(rng, int(rng.integers(1, 40)), config["vocab_size"])
+        [output] = target.verify([(cache, tree)])
+        fresh = target.new_cache()
+        target.prefill(fresh, committed)
+        for node in rng.choice(len(tree), min(4, len(tree)), replace=False).tolist():
+            path = tree.path_to(node)
+            branch = fresh.fork()
+            for step in path:
+                [one] = target.verify([(branch, DraftTree.root_only(int(tree.tokens[step])))])
+                branch.commit([0])
+            assert np.array_equal(one.row(0), output.row(node)), (cycle, node)
+            assert np.array_equal(one.features[0], output.features[node])
+        cache.commit(path)
+        committed += tree.tokens[path].tolist()
+        assert cache.length == len(committed)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_threads_do_not_matter(dtype: str) -> None:
+    ids = prompt(70)
+    tree = random_tree(np.random.default_rng(4), 23, 101)
+    results = []
+    for threads in (1, 2, 3, 5):
+        target = load(dtype=dtype, threads=threads)
+        cache = target.new_cache()
+        first = target.prefill(cache, ids)
+        [output] = target.verify([(cache, tree)])
+        results.append((first.row(0), logits(output), output.features, output.argmax()))
+    for result in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_fused_batch_equals_each_request_alone(dtype: str) -> None:
+    target = load(dtype=dtype)
+    rng = np.random.default_rng(5)
+    batch: list[tuple[NativeCache, DraftTree]] = []
+    for length in (1, 40, 64, 65, 200, 3):
+        cache = target.new_cache()
+        target.prefill(cache, prompt(length, seed=length))
+        batch.append((cache, random_tree(rng, int(rng.integers(1, 9)), 101)))
+    together = target.verify(batch)
+    for (cache, tree), output in zip(batch, together, strict=True):
+        assert len(output.argmax()) == len(tree)
+        [alone] = target.verify([(cache, tree)])
+        assert np.array_equal(logits(alone), logits(output))
+        assert np.array_equal(alone.features, output.features)
+    assert target.verify([]) == []
+
+
+def test_equal_maxima_take_the_first() -> None:
+    config = tiny_config(tie_word_embeddings=False)
+    weights = tiny_weights(config)
+    weights["lm_head.weight"][50] = weights["lm_head.weight"][7]
+    weights["lm_head.weight"][93] = weights["lm_head.weight"][7]
+    for threads in (1, 2, 4):
+        target = NativeTarget.from_weights(config, weights, dtype="float32", threads=threads)
+        [output] = target.verify([(target.new_cache(), DraftTree.chain(prompt(60)))])
+        rows = logits(output)
+        assert np.array_equal(rows[:, 7], rows[:, 93])
+        assert output.argmax().tolist() == rows.argmax(-1).tolist()
+
+
+def test_several_python_threads_share_a_target() -> None:
+    target = load(dtype="bfloat16")
+    wanted = {seed: np.stack(plain(target, prompt(30, seed))) for seed in range(6)}
+    got: dict[int, np.ndarray] = {}
+
+    def answer(seed: int) -> None:
+        got[seed] = np.stack(plain(target, prompt(30, seed)))
+
+    workers = [threading.Thread(target=answer, args=(seed,)) for seed in wanted]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(np.array_equal(got[seed], wanted[seed]) for seed in wanted)
+
+
+# ---- the cache ----------------------------------------------------------------------------------------------------
+
+
+def test_truncate_forgets_and_the_rest_is_as_if_never_written() -> None:
+    target = load()
+    ids = prompt(200)
+    cache = target.new_cache()
+    target.prefill(cache, ids)
+    for length in (150, 64, 63, 1, 0):
+        cache.truncate(length)
+        assert cache.length == length
+        [output] = target.verify([(cache.fork(), DraftTree.chain(ids[length : length + 5]))])
+        fresh = target.new_cache()
+        [wanted] = target.verify([(fresh, DraftTree.chain(ids[: length + 5]))])
+        assert np.array_equal(logits(output), logits(wanted)[length:])
+
+
+def test_a_fork_shares_until_one_side_writes() -> None:
+    target = load()
+    ids = prompt(100)
+    cache = target.new_cache()
+    target.prefill(cache, ids)
+    fork = cache.fork()
+    target.prefill(fork, [1, 2, 3])
+    cache_next = target.verify([(cache, DraftTree.chain([4, 5]))])[0]
+    wanted = target.verify([(target_cache(target, ids), DraftTree.chain([4, 5]))])[0]
+    assert np.array_equal(logits(cache_next), logits(wanted))
+    assert (cache.length, fork.length) == (100, 103)
+    later = cache.fork()  # between verify and commit: rows written once may be shared as well
+    cache.commit([0])
+    later.commit([0, 1])
+    assert (cache.length, later.length) == (101, 102)
+    after = target.verify([(later, DraftTree.root_only(9))])[0]
+    assert np.array_equal(
+        after.row(0), target.verify([(target_cache(target, [*ids, 4, 5]), DraftTree.root_only(9))])[0].row(0)
+    )
+
+
+def target_cache(target: NativeTarget, ids: list[int]) -> NativeCache:
+    cache = target.new_cache()
+    target.prefill(cache, ids)
+    return cache
+
+
+def test_the_rows_of_a_pass_are_provisional() -> None:
+    target = load()
+    cache = target_cache(target, prompt(10))
+    before = target.verify([(cache, DraftTree.chain([1, 2, 3]))])[0]
+    target.verify([(cache, DraftTree.chain([7, 8]))])
+    again = target.verify([(cache, DraftTree.chain([1, 2, 3]))])[0]
+    assert cache.length == 10
+    assert np.array_equal(logits(before), logits(again))
+    with pytest.raises(InvalidInputError, match="increasing"):
+        cache.commit([0, 3])
+    with pytest.raises(InvalidInputError, match="increasing"):
+        cache.commit([1, 0])
+    cache.commit([])
+    assert cache.length == 10
+    with pytest.raises(InvalidInputError, match="truncate"):
+        cache.truncate(11)
+
+
+# ---- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused() -> None:
+    target = load()
+    cache = target.new_cache()
+    with pytest.raises(InvalidInputError, match="at least one token"):
+        target.prefill(cache, [])
+    with pytest.raises(ContextLengthError, match="512"):
+        target.prefill(cache, [1] * 513)
+    with pytest.raises(InvalidInputError, match="outside the vocabulary"):
+        target.verify([(cache, DraftTree.root_only(101))])
+    with pytest.raises(InvalidInputError, match="twice"):
+        target.verify([(cache, DraftTree.root_only(1)), (cache, DraftTree.root_only(2))])
+    target.prefill(cache, [1] * 512)
+    with pytest.raises(InvalidInputError, match="beyond the context"):
+        target.verify([(cache, DraftTree.root_only(1))])
+    other = load(tiny_config(num_hidden_layers=2))
+    with pytest.raises(InvalidInputError, match="another model"):
+        other.verify([(cache, DraftTree.root_only(1))])
+
+
+def test_weights_must_fit() -> None:
+    config = tiny_config()
+    weights = tiny_weights(config)
+    name = "model.layers.1.mlp.up_proj.weight"
+    missing = {key: value for key, value in weights.items() if key != name}
+    with pytest.raises(InvalidInputError, match=r"model: weight 'model.layers.1.mlp.up_proj.weight' is missing"):
+        NativeTarget.from_weights(config, missing)
+    with pytest.raises(InvalidInputError, match=r"shape \[79, 48\], expected \[80, 48\]"):
+        NativeTarget.from_weights(config, weights | {name: weights[name][:79]})
+    with pytest.raises(InvalidInputError, match="float32, or bfloat16"):
+        NativeTarget.from_weights(config, weights | {name: weights[name].astype(np.float64)})
+    with pytest.raises(InvalidInputError, match="weight types auto"):
+        NativeTarget.from_weights(config, weights, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_what_the_engine_lacks_is_named(changes: dict[str, Any], named: str) -> None:
+    config = tiny_config(**changes)
+    assert not native.supports(config)
+    with pytest.raises(UnsupportedModelError, match=named):
+        NativeTarget.from_weights(config, tiny_weights(tiny_config()))
+
+
+def test_a_sliding_window_limits_the_context() -> None:
+    assert load(tiny_config("mistral", sliding_window=64)).info.max_positions == 64
+    assert load(tiny_config("qwen2", sliding_window=64, use_sliding_window=False)).info.max_positions == 512
+
+
+def test_info_and_sizes() -> None:
+    target = load(dtype="int8", name="tiny", eos_token_ids=(3, 4))
+    assert target.info == TargetInfo("tiny", 101, 48, 3, 512, (3, 4), "native", "int8", 1)
+    assert load(dtype="int8").weight_bytes < load(dtype="bfloat16").weight_bytes < load(dtype="float32").weight_bytes
+    assert native.supports(tiny_config()) and not native.supports(tiny_config(), "float16")
