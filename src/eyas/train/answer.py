@@ -331,6 +331,8 @@ def _prompt(index: int, record: Any, where: str) -> Prompt:
         turns = record["turns"] if isinstance(record["turns"], list) else []
     elif "messages" in record or "conversations" in record:
         for message in record.get("messages") or record.get("conversations") or []:
+            if not isinstance(message, dict):
+                raise InvalidInputError(f"{where}: a message is an object with role and content, got {message!r}")
             role = message.get("role") or message.get("from")
             content = message.get("content") or message.get("value")
             if role == "system":

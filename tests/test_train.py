@@ -1,0 +1,356 @@
+"""Training a head: losses by hand, masks, packing, resuming to the bit, and overfitting one conversation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.checkpoints.eagle import load_eagle
+from eyas.drafters.eagle import EagleDrafter
+from eyas.errors import CheckpointError, InvalidInputError
+from eyas.heads.config import EagleConfig
+from eyas.heads.eagle import EagleHead, HeadCache, initialise
+from eyas.policies.dynamic import DynamicPolicy
+from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
+from eyas.train.evaluate import simulate
+from eyas.train.losses import distillation_loss, regression_loss, weighted_mean
+from eyas.train.store import Document, StoreWriter
+from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer, TrainSettings, batch_loss, learning_rate
+
+VOCAB, HIDDEN = 24, 16
+CONFIG = EagleConfig(
+    hidden_size=HIDDEN,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    vocab_size=VOCAB,
+)
+PLAIN = TrainSettings(noise=0.0, regression_weight=1.0, distillation_weight=0.1)
+
+
+def weights(seed: int = 0) -> TargetWeights:
+    generator = torch.Generator().manual_seed(seed)
+    return TargetWeights(
+        torch.randn(VOCAB, HIDDEN, generator=generator), torch.randn(VOCAB, HIDDEN, generator=generator)
+    )
+
+
+def document(length: int, seed: int = 0, prompt: int = 3, index: int = 0) -> Document:
+    """A greedy answer: every answer token is the argmax of the lm_head over the feature before it."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(length, HIDDEN, generator=generator).bfloat16()
+    following = (features.float() @ weights().lm_head.T).argmax(-1).numpy()
+    ids = np.concatenate([[seed % VOCAB], following[:-1]]).astype(np.int64)
+    answer = np.arange(length) >= prompt
+    return Document(ids, answer, features, int(following[-1]), index, True)
+
+
+def head(seed: int = 0) -> EagleHead:
+    made = EagleHead(CONFIG)
+    initialise(made, torch.Generator().manual_seed(seed))
+    with torch.no_grad():  # attention that matters, or masks could not be tested
+        for name in ("q_proj", "k_proj", "o_proj"):
+            getattr(made.layers[0].self_attn, name).weight.mul_(60)
+    return made
+
+
+def loss_of(rows: Sequence[Sequence[Document]], row_size: int, settings: TrainSettings = PLAIN) -> float:
+    batch = make_batch(rows, row_size, settings.prompt_weight)
+    target = weights()
+    return float(batch_loss(head(), batch, target.embedding, target.lm_head, settings).loss.detach())
+
+
+def write_store(path: Path, documents: Sequence[Document]) -> Path:
+    writer = StoreWriter(path, target={"name": "toy"}, feature_size=HIDDEN, settings={}, shard_documents=4)
+    for item in documents:
+        writer.add(item)
+    writer.flush()
+    return path
+
+
+# Losses
+
+
+def test_losses_by_hand() -> None:
+    predicted, true = torch.tensor([[0.5, 3.0]]), torch.tensor([[0.0, 0.0]])
+    assert float(regression_loss(predicted, true)) == pytest.approx((0.5 * 0.25 + 2.5) / 2)
+    teacher = torch.tensor([[math.log(3.0), 0.0]])  # 3/4, 1/4
+    student = torch.tensor([[0.0, 0.0]])
+    assert float(distillation_loss(student, teacher)) == pytest.approx(math.log(2))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert float(distillation_loss(teacher, teacher)) == pytest.approx(entropy)
+    assert float(weighted_mean(torch.tensor([2.0, 8.0]), torch.tensor([3.0, 1.0]))) == 3.5
+    assert float(weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]))) == 0.0
+
+
+def test_a_masked_row_gives_no_gradient() -> None:
+    student = torch.zeros(2, 4, requires_grad=True)
+    losses = distillation_loss(student, torch.randn(2, 4))
+    weighted_mean(losses, torch.tensor([0.0, 1.0])).backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert (student.grad[0] == 0).all()
+    assert (student.grad[1] != 0).all()
+
+
+# Batches
+
+
+def test_six_tokens_by_hand() -> None:
+    """Prompt a b, answer c d e f, of which f was never taken in. Pair t predicts the token t + 2."""
+    features = torch.arange(5.0)[:, None].expand(5, HIDDEN).bfloat16()
+    six = Document(np.array([10, 11, 12, 13, 14]), np.array([0, 0, 1, 1, 1], bool), features, 15, 0, True)
+    batch = make_batch([[six]], 6, prompt_weight=0.25)
+    assert batch.tokens[0].tolist() == [11, 12, 13, 14, 0, 0]
+    assert batch.features[0, :, 0].tolist() == [0, 1, 2, 3, 0, 0]
+    assert batch.targets[0, :, 0].tolist() == [1, 2, 3, 4, 0, 0]
+    assert batch.positions[0].tolist() == [0, 1, 2, 3, 0, 0]
+    assert batch.documents[0].tolist() == [0, 0, 0, 0, -1, -1]
+    # Pair 0 predicts c, the answer's first token; pair 3 predicts f.
+    assert batch.weights[0].tolist() == [1, 1, 1, 1, 0, 0]
+    two_turns = replace(six, answer=np.array([0, 0, 1, 0, 1], bool))
+    assert make_batch([[two_turns]], 6, prompt_weight=0.25).weights[0].tolist() == [1, 0.25, 1, 1, 0, 0]
+
+
+def visible(batch: Batch, step: int) -> list[str]:
+    """Rows of the mask as strings: # seen, . not."""
+    mask = batch.step_mask(step)[0, 0]
+    return ["".join("#" if value == 0 else "." for value in row) for row in mask.tolist()]
+
+
+def test_step_masks_by_hand() -> None:
+    batch = make_batch([[document(4, 1), document(3, 2)]], 6)  # 3 pairs, 2 pairs, 1 unused
+    assert visible(batch, 1) == ["#.....", "##....", "###...", "...#..", "...##.", ".....#"]
+    assert visible(batch, 2) == [
+        "#.....|#.....".replace("|", ""),  # no true pair before a document's first: itself, weight 0
+        "#.....|.#....".replace("|", ""),
+        "##....|..#...".replace("|", ""),
+        "...#..|...#..".replace("|", ""),
+        "...#..|....#.".replace("|", ""),
+        ".....#|.....#".replace("|", ""),
+    ]
+    third = visible(batch, 3)
+    assert third[2] == "#.....|.#....|..#...".replace("|", "")
+
+
+def test_packing() -> None:
+    assert pack([3, 4, 2, 9, 1], 6) == [[0, 2, 4], [1], [3]]
+    rows = epoch_rows(np.array([5, 9, 3, 7, 4, 6]), 12, seed=1, epoch=0)
+    assert sorted(i for row in rows for i in row) == list(range(6))
+    assert rows == epoch_rows(np.array([5, 9, 3, 7, 4, 6]), 12, seed=1, epoch=0)
+    assert any(rows != epoch_rows(np.array([5, 9, 3, 7, 4, 6]), 12, seed=1, epoch=e) for e in range(1, 5))
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_the_loss_does_not_depend_on_how_documents_lie(unroll: int) -> None:
+    settings = replace(PLAIN, unroll=unroll)
+    documents = [document(5 + i, seed=i + 1) for i in range(4)]
+    packed = loss_of([documents], 40, settings)
+    assert loss_of([[d] for d in documents], 12, settings) == pytest.approx(packed, abs=1e-5)
+    assert loss_of([[d] for d in documents], 48, settings) == pytest.approx(packed, abs=1e-5)  # padded x4
+    assert loss_of([documents[2:], documents[:2]], 40, settings) == pytest.approx(packed, abs=1e-5)
+    assert loss_of([documents, documents], 40, settings) == pytest.approx(packed, abs=1e-5)  # a repeat
+
+
+def test_weighted_mean_of_batches_is_the_loss_of_all() -> None:
+    """Batch 1 against batch 4."""
+    documents = [document(5 + i, seed=i + 1) for i in range(4)]
+    target = weights()
+    alone = [batch_loss(head(), make_batch([[d]], 12), target.embedding, target.lm_head, PLAIN) for d in documents]
+    mean = sum(float(one.loss.detach()) * one.weight for one in alone) / sum(one.weight for one in alone)
+    assert loss_of([[d] for d in documents], 12) == pytest.approx(mean, abs=1e-5)
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_packed_documents_never_see_each_other(unroll: int) -> None:
+    first, second = document(6, 1), document(7, 2)
+    batch = make_batch([[first, second]], 16)
+    features = batch.features.clone().requires_grad_()
+    only_second = batch.weights * (batch.documents == 1)
+    target = weights()
+    changed = Batch(**{**vars(batch), "features": features, "weights": only_second})
+    batch_loss(head(), changed, target.embedding, target.lm_head, replace(PLAIN, unroll=unroll)).loss.backward()  # type: ignore[no-untyped-call]
+    assert features.grad is not None
+    assert (features.grad[0, :5] == 0).all()
+    assert (features.grad[0, 5:11] != 0).any()
+
+
+def test_unrolled_steps_compute_what_drafting_computes() -> None:
+    """Step j of pair t equals a draft chain of j - 1 self-fed pairs after the true pairs up to t - j + 1."""
+    model, target, item = head(), weights(), document(8, 3)
+    batch = make_batch([[item]], 7)
+    outputs: list[torch.Tensor] = []
+
+    class Recorder(EagleHead):
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            out = super().forward(*args, **kwargs)
+            outputs.append(out[0].detach())
+            return out
+
+    recorder = Recorder(CONFIG)
+    recorder.load_state_dict(model.state_dict())
+    batch_loss(recorder, batch, target.embedding, target.lm_head, replace(PLAIN, unroll=3))
+    embeds, features = target.embedding[batch.tokens], batch.features
+    for t in range(2, 7):
+        cache = HeadCache(1)
+        start = t - 1  # true pairs 0..t-2, then pairs t-1 and t fed with the head's own outputs
+        with torch.no_grad():
+            feature = model(embeds[:, :start], features[:, :start], torch.arange(start)[None], cache=cache)[:, -1:]
+            for pair in (t - 1, t):
+                feature = model(embeds[:, pair : pair + 1], feature, torch.tensor([[pair]]), cache=cache)
+        torch.testing.assert_close(outputs[2][t], feature[0, 0], atol=1e-5, rtol=0)
+
+
+# Draft vocabulary
+
+
+def test_draft_vocabulary() -> None:
+    features = torch.zeros(4, HIDDEN).bfloat16()
+    item = Document(np.array([9, 9, 20, 7]), np.array([0, 0, 1, 1], bool), features, 20, 0, True)
+    d2t = choose_draft_vocabulary([item], VOCAB, 4)
+    assert (np.arange(4) + d2t).tolist() == [0, 1, 7, 20]
+    assert coverage([item], d2t) == 1.0
+    assert coverage([replace(item, last=23)], d2t) == pytest.approx(2 / 3)
+    with pytest.raises(InvalidInputError, match="1 to 24"):
+        choose_draft_vocabulary([item], VOCAB, 25)
+
+
+# Runs
+
+SHORT = TrainSettings(
+    steps=8, rows=2, row_size=24, warmup=2, ema=0.9, unroll=2, evaluate_every=4, evaluate_documents=2,
+    learning_rate=3e-3,
+)  # fmt: skip
+
+
+def corpus() -> list[Document]:
+    held_out = [HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1]
+    return [document(6 + i % 9, seed=i, index=i) for i in range(14)] + [
+        document(12, seed=50 + i, index=i) for i in held_out
+    ]
+
+
+def final_weights(out: Path) -> dict[str, torch.Tensor]:
+    saved = torch.load(out / "state.pt", weights_only=False)
+    return {**saved["head"], **{f"average.{name}": tensor for name, tensor in saved["average"].items()}}
+
+
+def test_a_killed_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", corpus())
+    config = replace(CONFIG, draft_vocab_size=16)
+    Trainer([store], weights(), config, SHORT, tmp_path / "whole").run()
+
+    def stop(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == 6:
+            raise KeyboardInterrupt
+
+    often = replace(SHORT, checkpoint_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):  # steps 1 to 5 are in the checkpoint, step 6 is lost
+        Trainer([store], weights(), config, often, tmp_path / "killed").run(stop)
+    resumed = Trainer([store], weights(), config, often, tmp_path / "killed")
+    assert resumed.state.step == 5
+    resumed.run()
+    whole, killed = final_weights(tmp_path / "whole"), final_weights(tmp_path / "killed")
+    assert whole.keys() == killed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, killed[name]), name
+
+
+def test_a_run_writes_metrics_and_a_loadable_head(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", corpus())
+    config = replace(CONFIG, draft_vocab_size=16)
+    trainer = Trainer([store], weights(), config, SHORT, tmp_path / "run", metadata={"target": "toy"})
+    state = trainer.run()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    measured = [line["held_out_acceptance_length"] for line in lines if "held_out_acceptance_length" in line]
+    assert len(measured) == 2
+    assert state.best == max(measured) >= 1.0
+    loaded = load_eagle(tmp_path / "run" / "head")
+    assert loaded.config == config
+    assert loaded.metadata["target"] == "toy"
+    np.testing.assert_array_equal(loaded.d2t, trainer.d2t)
+
+
+def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
+    trainer = Trainer([write_store(tmp_path / "s", corpus())], weights(), CONFIG, SHORT, tmp_path / "run")
+    held_out = {d.prompt_index for d in trainer.held_out_documents()}
+    assert held_out == {HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1}
+    seen: set[int] = set()
+    for _ in range(12):
+        seen |= {d.prompt_index for row in trainer._next_documents() for d in row}
+    assert seen == set(range(14))
+
+
+def test_a_growing_store_joins_with_the_next_epoch(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", corpus()[:4])
+    trainer = Trainer([store], weights(), CONFIG, replace(SHORT, rows=1), tmp_path / "run")
+    trainer._next_documents()
+    write_store(tmp_path / "s", corpus()[4:])
+    epoch: set[int] = set()
+    while trainer.state.epoch < 2:
+        first = trainer.state.epoch == 1
+        rows = trainer._next_documents()
+        if first:
+            epoch |= {d.prompt_index for row in rows for d in row}
+    assert epoch == set(range(14))
+
+
+def test_learning_rate_warms_up_and_decays() -> None:
+    settings = TrainSettings(steps=110, warmup=10, learning_rate=1.0, final_lr_share=0.1)
+    assert learning_rate(settings, 0) == pytest.approx(0.1)
+    assert learning_rate(settings, 10) == pytest.approx(1.0)
+    assert learning_rate(settings, 60) == pytest.approx(0.55)
+    assert learning_rate(settings, 110) == pytest.approx(0.1)
+
+
+def test_overfitting_one_conversation_accepts_nearly_everything() -> None:
+    """tau > 0.9 * (num_steps + 1) on the conversation itself."""
+    item, target = document(60, seed=7), weights()
+    model = EagleHead(CONFIG)
+    initialise(model, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    settings = replace(PLAIN, unroll=3, distillation_weight=1.0)
+    batch = make_batch([[item]], 59)
+    for _ in range(400):
+        optimizer.zero_grad()
+        batch_loss(model, batch, target.embedding, target.lm_head, settings).loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    drafter = EagleDrafter(model.requires_grad_(False), target.embedding, target.lm_head)
+    policy = DynamicPolicy(num_steps=3, topk=4, num_draft_tokens=10)
+    assert simulate(drafter, policy, [item]).length > 0.9 * 4
+
+
+def test_simulation_counts_like_decoding() -> None:
+    """An untrained head that is never right: one token per cycle, the answer's first token not counted."""
+    item, target = document(12, seed=4, prompt=5), weights()
+    drafter = EagleDrafter(head(), target.embedding, -target.lm_head)
+    result = simulate(drafter, DynamicPolicy(num_steps=2, topk=1, num_draft_tokens=2), [item])
+    assert result.tokens == 12 - 5  # ids 6..11 and `last`
+    assert result.cycles <= result.tokens
+    with pytest.raises(InvalidInputError, match="greedy"):
+        simulate(drafter, DynamicPolicy(), [replace(item, greedy=False)])
+
+
+def test_wrong_runs_are_refused(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", corpus()[:2])
+    small = EagleConfig(8, 8, 1, 1, 8, VOCAB)
+    with pytest.raises(InvalidInputError, match="hidden size is 8"):
+        Trainer([store], weights(), small, SHORT, tmp_path / "a")
+    with pytest.raises(InvalidInputError, match="no answers yet"):
+        Trainer([write_store(tmp_path / "empty", [])], weights(), CONFIG, SHORT, tmp_path / "b")
+    with pytest.raises(InvalidInputError, match="steps"):
+        replace(SHORT, steps=0)
+    trainer = Trainer([store], weights(), CONFIG, SHORT, tmp_path / "c")
+    trainer.save_checkpoint()
+    with pytest.raises(CheckpointError, match="another head"):
+        Trainer([store], weights(), replace(CONFIG, intermediate_size=16), SHORT, tmp_path / "c")
