@@ -1,7 +1,7 @@
 # make demo   set up, fetch the default model, answer a prompt with EAGLE-2 beside plain decoding
 # make test   set up, then lint, types and every test
 #
-# Both need Python 3.11 or later and a C++17 compiler (without one only the transformers engine is there), and make
+# Both need Python 3.11 or later and a C++20 compiler (without one only the transformers engine is there), and make
 # their own environment in .venv.
 
 PYTHON ?= python3

@@ -94,6 +94,10 @@ class TargetWeights:
     lm_head: Tensor
 
 
+EpochPlan = tuple[list[tuple[int, int]], list[list[int]]]
+"""Places (store, document) of the training documents, and the rows of an epoch as indices into them."""
+
+
 class UnrollCache(HeadCache):
     """Keys and values of all unrolled steps side by side, kept as autograd values instead of written in place."""
 
@@ -249,6 +253,7 @@ class Trainer:
         self.embedding = target.embedding.to(self.device)
         out.mkdir(parents=True, exist_ok=True)
         self.state = TrainState()
+        self._plan: EpochPlan | None = None
         checkpoint = self._load_checkpoint(config)
         if checkpoint is not None:
             self.d2t: Ints | None = checkpoint["d2t"]
@@ -281,7 +286,7 @@ class Trainer:
 
     def run(self, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> TrainState:
         """Train to ``settings.steps``; ``progress`` gets each line of metrics as it is written."""
-        held_out = self.held_out_documents()
+        held_out = [document for document in self.held_out_documents() if document.greedy]
         saved = time.monotonic()
         while self.state.step < self.settings.steps:
             started = time.perf_counter()
@@ -307,6 +312,9 @@ class Trainer:
                 if metrics["held_out_acceptance_length"] > self.state.best:
                     self.state.best = metrics["held_out_acceptance_length"]
                     self.save_head(self.out / "head", metrics)
+            if last and (not held_out or not (self.out / "head").exists()):
+                # Too little data to hold any out, or a head that is never right: it is saved all the same.
+                self.save_head(self.out / "head", metrics)
             with (self.out / "metrics.jsonl").open("a") as log:
                 log.write(json.dumps(metrics) + "\n")
             progress(metrics)
@@ -367,10 +375,10 @@ class Trainer:
         return 1.0 if self.d2t is None else coverage(self.held_out_documents(), self.d2t)
 
     def held_out_documents(self) -> list[Document]:
-        return [store[i] for store in self._stores for i in np.flatnonzero(_held_out(store))]
+        return [store[i] for store in self._stores for i in np.flatnonzero(_held_out(store)).tolist()]
 
     def _training_documents(self) -> list[Document]:
-        return [store[i] for store in self._stores for i in np.flatnonzero(~_held_out(store))]
+        return [store[i] for store in self._stores for i in np.flatnonzero(~_held_out(store)).tolist()]
 
     def _step(self) -> tuple[int, BatchLoss]:
         settings, state = self.settings, self.state
@@ -405,10 +413,10 @@ class Trainer:
         if state.position == 0 or not state.documents:
             self._stores = [FeatureStore(path) for path in self._paths]
             state.documents = tuple(len(store) for store in self._stores)
-            self._epoch_plan = None
-        if getattr(self, "_epoch_plan", None) is None:
-            self._epoch_plan = self._plan_epoch()
-        places, rows = self._epoch_plan
+            self._plan = None
+        if self._plan is None:
+            self._plan = self._plan_epoch()
+        places, rows = self._plan
         start = state.position * self.settings.rows
         chosen = rows[start : start + self.settings.rows]
         state.position += 1
@@ -416,8 +424,7 @@ class Trainer:
             state.epoch, state.position = state.epoch + 1, 0
         return [[self._stores[places[i][0]][places[i][1]] for i in row] for row in chosen]
 
-    def _plan_epoch(self) -> tuple[list[tuple[int, int]], list[list[int]]]:
-        """Places (store, document) of the training documents, and the rows of the epoch as indices into them."""
+    def _plan_epoch(self) -> EpochPlan:
         places: list[tuple[int, int]] = []
         lengths: list[int] = []
         for number, (store, count) in enumerate(zip(self._stores, self.state.documents, strict=True)):
@@ -445,13 +452,14 @@ class Trainer:
 
 
 def _held_out(store: FeatureStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return store.prompt_indices() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    held_out: np.ndarray[Any, np.dtype[np.bool_]] = store.prompt_indices() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    return held_out
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 products run in hardware there."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         return bool(torch.cpu._is_avx512_bf16_supported())
     return False

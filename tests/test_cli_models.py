@@ -1,0 +1,129 @@
+"""The command line on models made of weights: a tiny Llama in files, from answering prompts to its own trained head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas import native
+from eyas.cli import main
+from support.table_cli import VOCAB, table_tokenizer
+from support.tiny import tiny_llama
+
+FAST = ("--max-tokens", "24", "--ignore-eos")
+ENGINES = [
+    "transformers",
+    pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason=native.reason())),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face directory."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_llama(vocab_size=VOCAB, hidden_size=64, max_positions=256).save_pretrained(path)
+    tokenizer = table_tokenizer()
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    assert tokenizer.chat_template is not None
+    (path / "chat_template.jinja").write_text(tokenizer.chat_template)
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"w{9 + i} w{10 + i}"]}) + "\n" for i in range(24)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def head(model: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head trained for it by the commands a user would type."""
+    folder = tmp_path_factory.mktemp("train")
+    store, run = folder / "store", folder / "run"
+    answer = ("data", "answer", str(prompts), "--out", str(store), "--max-tokens", "24", "--batch", "8")
+    assert code(*answer, "--target", str(model), "--engine", "transformers", "--dtype", "float32") == 0
+    train = ("train", str(store), "--out", str(run), "--target", str(model), "--threads", "1")
+    assert code(*train, "--steps", "6", "--rows", "2", "--row-size", "64", "--evaluate-every", "3") == 0
+    return run / "head"
+
+
+def code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    return int(left.value.code or 0)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    assert code(*arguments) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_trained_head_drafts_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], model: Path, head: Path, engine: str
+) -> None:
+    result = run_json(
+        capsys,
+        *("generate", "w9 w10", "--target", str(model), "--draft", str(head), "--engine", engine),
+        *("--dtype", "float32", "--threads", "1", "--json", "--compare", *FAST),
+    )
+    assert result["identical"] is True
+    assert len(result["token_ids"]) == 24
+    assert result["stats"]["draft_tokens"] > 0
+    assert result["stats"]["cycles"] <= result["baseline"]["stats"]["cycles"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_bench_agrees_with_transformers_own_generate(
+    model: Path, head: Path, prompts: Path, tmp_path: Path, engine: str
+) -> None:
+    out = tmp_path / "results.json"
+    done = code(
+        *("bench", "--questions", str(prompts), "--limit", "3", "--out", str(out), "--check-reference"),
+        *("--target", str(model), "--draft", str(head), "--engine", engine, "--dtype", "float32"),
+        *("--threads", "1", *FAST),
+    )
+    assert done == 0
+    total = json.loads(out.read_text())["summary"]["total"]
+    assert list(total) == ["none", "chain", "static", "dynamic", "transformers"]
+    for numbers in total.values():
+        assert numbers["identical"] == {"none": {"same": 3, "of": 3}, "transformers": {"same": 3, "of": 3}}
+
+
+def test_commands_go_on_where_they_stopped(
+    capsys: pytest.CaptureFixture[str], model: Path, head: Path, prompts: Path
+) -> None:
+    run = head.parent
+    store = run.parent / "store"
+    capsys.readouterr()
+    answer = ("data", "answer", str(prompts), "--out", str(store), "--max-tokens", "24", "--batch", "8")
+    assert code(*answer, "--target", str(model), "--engine", "transformers", "--dtype", "float32") == 0
+    assert "0 prompts answered" in capsys.readouterr().out
+    train = ("train", str(store), "--out", str(run), "--target", str(model), "--threads", "1")
+    result = run_json(capsys, *train, "--steps", "7", "--rows", "2", "--row-size", "64", "--evaluate-every", "3")
+    assert result["step"] == 7
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_info_describes_a_model(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    facts = run_json(capsys, "info", "--json", "--target", str(model), "--load", "--threads", "1")
+    assert facts["target"]["vocab_size"] == VOCAB
+    assert facts["target"]["chat_template"] is True
+    assert facts["loaded"]["engine"] in ("native", "transformers")
+    assert facts["versions"]["python"].startswith("3.")
+
+
+@pytest.mark.slow
+def test_the_default_model_answers_alike_with_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    for policy in ("dynamic", "static", "chain"):
+        common = ("generate", "Name three colours.", "--json", "--compare", "--max-tokens", "32")
+        result = run_json(capsys, *common, "--policy", policy)
+        assert result["identical"] is True
+        assert result["stats"]["acceptance_length"] > 1.2
+        assert any(colour in result["text"].lower() for colour in ("red", "blue", "green"))
