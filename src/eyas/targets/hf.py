@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.models import ModelSource
-from eyas.targets.base import TargetCache, TargetInfo
+from eyas.targets.base import TargetCache, TargetInfo, TargetOutput
 from eyas.targets.hf_cache import CachePool, PooledCache, PoolPass
 from eyas.tree import Bools, DraftTree, Floats, Ints
 
@@ -161,14 +161,12 @@ class HFTarget:
     @property
     def embedding_weight(self) -> torch.Tensor:
         """[V, H] input embeddings, shared memory with the model."""
-        weight: torch.Tensor = self.model.get_input_embeddings().weight
-        return weight.detach()
+        return _weight(self.model.get_input_embeddings())
 
     @property
     def lm_head_weight(self) -> torch.Tensor:
         """[V, H] output projection, shared memory with the model."""
-        weight: torch.Tensor = self.model.get_output_embeddings().weight
-        return weight.detach()
+        return _weight(self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def new_cache(self, capacity: int | None = None) -> PooledCache:
         """An empty cache. Caches of like capacity share a pool: ``verify`` runs them in one pass."""
@@ -193,7 +191,7 @@ class HFTarget:
             hidden.append(out.hidden)
         return TorchOutput(out.logits, torch.cat(hidden))
 
-    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TorchOutput]:
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
         entries = []
         for cache, tree in batch:
             own = self._own(cache)
@@ -268,6 +266,12 @@ class HFTarget:
         return outputs
 
 
+def _weight(module: torch.nn.Module) -> torch.Tensor:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.detach()
+
+
 def load_hf(
     source: ModelSource,
     *,
@@ -305,7 +309,7 @@ def load_hf(
         torch.set_num_threads(threads)
     config = _config(source)
     check_supported(config, source.name)
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     options: dict[str, Any] = {
         "config": config,
         "dtype": DTYPES[dtype],
@@ -342,7 +346,7 @@ def check_supported(config: PretrainedConfig, name: str) -> None:
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         reason = f"transformers knows no causal language model for model_type {config.model_type!r}"
     else:
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
         window = getattr(text, "sliding_window", None)
         if getattr(model_class, "_is_stateful", False) or "linear_attention" in kinds or "conv" in kinds:
@@ -375,10 +379,12 @@ def _positions(config: PretrainedConfig) -> int:
 def _config(source: ModelSource) -> PretrainedConfig:
     try:
         if source.format == "hf":
-            return AutoConfig.from_pretrained(source.path, local_files_only=True)
-        return AutoConfig.for_model(**source.config)
+            config: PretrainedConfig = AutoConfig.from_pretrained(source.path, local_files_only=True)
+        else:
+            config = AutoConfig.for_model(**source.config)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModelError(f"transformers cannot read the config of {source.name}: {error}") from None
+    return config
 
 
 @contextmanager
@@ -386,11 +392,11 @@ def _quiet() -> Iterator[None]:
     """Without transformers' progress bar and load report: what is wrong becomes our own error."""
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

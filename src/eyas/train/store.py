@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from eyas.errors import CheckpointError
 from eyas.tree import Ints
@@ -143,8 +143,7 @@ class FeatureStore:
         self._places: list[tuple[int, int]] = []
         for file in shard_files(path):
             try:
-                handle = safe_open(file, framework="pt")
-                shard = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118  memory-mapped, read when touched
+                shard: dict[str, torch.Tensor] = load_file(file)  # memory-mapped, read when touched
             except SafetensorError as error:
                 raise CheckpointError(f"{file} is not a whole shard: {error}; delete it to go on without it") from None
             self._places += [(len(self._shards), d) for d in range(len(shard["last"]))]
