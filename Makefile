@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-NATIVE := $(wildcard CMakeLists.txt src/eyas/native/*.cpp src/eyas/native/*.h src/eyas/native/*/*.cpp src/eyas/native/*/*.h)
+NATIVE := $(wildcard CMakeLists.txt src/eyas/native/csrc/*)
 
 .PHONY: demo test lint types pytest format clean
 
