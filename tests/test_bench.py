@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.table_cli import load_table
 
 from eyas.bench.intervals import acceptance_length_interval, speedup_interval
 from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, method_policy, parse_methods
@@ -22,6 +21,7 @@ from eyas.metrics import PHASES
 from eyas.policies import DynamicPolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from support.table_cli import load_table
 
 BUDGET = {"num_steps": 3, "topk": 3, "num_draft_tokens": 6}
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
-from support.table_cli import use_table
 from typer import Option
 
 from eyas.cli import main
@@ -24,6 +23,7 @@ from eyas.loading import ENGINES
 from eyas.policies import POLICIES, DynamicPolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from support.table_cli import use_table
 
 QUESTION = "w9 w10"
 

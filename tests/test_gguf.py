@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Quant
 from gguf.quants import dequantize, quantize
-from support import gguf_files
 
 from eyas.checkpoints.gguf import GGUFFile, GGUFWeights, expected_shapes, read_config, rope_row_order
 from eyas.checkpoints.gguf_tokenizer import read_tokenizer
 from eyas.checkpoints.weights import dequantise
 from eyas.errors import CheckpointError, EyasError, UnsupportedModelError
+from support import gguf_files
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 

@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from rich.console import Console
-from support.table_cli import load_table
 
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
@@ -15,6 +14,7 @@ from eyas.inspect.svg import shorten
 from eyas.inspect.view import short, visible
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.stopping import StopParams
+from support.table_cli import load_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Quant
 from safetensors.numpy import save_file
-from support import gguf_files
 
 from eyas import fetch
 from eyas.checkpoints import hf
@@ -22,6 +21,7 @@ from eyas.checkpoints.gguf import read_config as read_gguf_config
 from eyas.checkpoints.gguf_tokenizer import read_tokenizer
 from eyas.errors import CheckpointError, FetchError
 from eyas.models import load_source
+from support import gguf_files
 
 # --- Hugging Face directories ----------------------------------------------------------------------------------
 

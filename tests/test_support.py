@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drafters import Script, ScriptedDrafter, anti_oracle, dial, mixed, oracle
-from support.tiny import TableTarget, greedy_ranking, tiny_llama
 
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.tree import DraftTree
+from support.drafters import Script, ScriptedDrafter, anti_oracle, dial, mixed, oracle
+from support.tiny import TableTarget, greedy_ranking, tiny_llama
 
 POLICIES: list[TreePolicy] = [DynamicPolicy(4, 3, 12), StaticPolicy.eagle1(), StaticPolicy.chain(4)]
 PROMPT = [1, 5, 2]
