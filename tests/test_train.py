@@ -216,7 +216,7 @@ def test_draft_vocabulary() -> None:
     features = torch.zeros(4, HIDDEN).bfloat16()
     item = Document(np.array([9, 9, 20, 7]), np.array([0, 0, 1, 1], bool), features, 20, 0, True)
     d2t = choose_draft_vocabulary([item], VOCAB, 4)
-    assert (np.arange(4) + d2t).tolist() == [0, 1, 7, 20]
+    assert (np.arange(4) + d2t).tolist() == [0, 7, 9, 20]
     assert coverage([item], d2t) == 1.0
     assert coverage([replace(item, last=23)], d2t) == pytest.approx(2 / 3)
     with pytest.raises(InvalidInputError, match="1 to 24"):
