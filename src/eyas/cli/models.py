@@ -71,11 +71,12 @@ def gather(model: ModelOptions, load: bool) -> dict[str, dict[str, Any]]:
     facts["target"] = describe(model)
     if load:
         before = resident_bytes()
-        info = model.load().target.info
-        after = resident_bytes()
+        target = model.load().target
+        after, info = resident_bytes(), target.info
         facts["loaded"] = {
             "engine": info.engine,
             "dtype": info.dtype,
+            "weight_bytes": getattr(target, "weight_bytes", None),
             "memory_bytes": None if before is None or after is None else after - before,
         }
     return facts

@@ -14,7 +14,7 @@ import numpy as np
 from eyas import native
 from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.native.config import StoredWeights, core_config, weight_type
-from eyas.targets.base import TargetInfo
+from eyas.targets.base import TargetCache, TargetInfo, TargetOutput
 from eyas.tree import DraftTree, Floats, Ints
 
 if TYPE_CHECKING:
@@ -189,35 +189,36 @@ class NativeTarget:
     def new_cache(self, capacity: int | None = None) -> NativeCache:
         return NativeCache(self.core.new_cache())
 
-    def prefill(self, cache: NativeCache, tokens: Sequence[int]) -> NativeOutput:
+    def prefill(self, cache: TargetCache, tokens: Sequence[int]) -> NativeOutput:
+        own = _own(cache)
         ids = np.asarray(tokens, np.int64)
         if len(ids) == 0:
             raise InvalidInputError("a prompt needs at least one token")
-        if cache.length + len(ids) > self._info.max_positions:
+        if own.length + len(ids) > self._info.max_positions:
             raise ContextLengthError(
-                f"{len(ids)} tokens after {cache.length} do not fit the context of {self._info.max_positions}"
+                f"{len(ids)} tokens after {own.length} do not fit the context of {self._info.max_positions}"
             )
         parts: list[Floats] = []
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
             wanted = "last" if start + len(chunk) == len(ids) else "none"
-            logits, best, features = self._pass([cache], chunk, None, np.array([len(chunk)]), wanted)
-            cache.core.commit_all()
+            logits, best, features = self._pass([own], chunk, None, np.array([len(chunk)]), wanted)
+            own.core.commit_all()
             parts.append(features)
         return NativeOutput(logits, best, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
-    def verify(self, batch: Sequence[tuple[NativeCache, DraftTree]]) -> list[NativeOutput]:
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
         if len(batch) == 1:
             cache, tree = batch[0]
             counts = np.array([len(tree)])
-            logits, best, features = self._pass([cache], tree.tokens, tree.parents, counts, "all")
+            logits, best, features = self._pass([_own(cache)], tree.tokens, tree.parents, counts, "all")
             return [NativeOutput(logits, best, features)]
         if not batch:
             return []
         trees = [tree for _, tree in batch]
         counts = np.fromiter(map(len, trees), np.int64, len(trees))
         logits, best, features = self._pass(
-            [cache for cache, _ in batch],
+            [_own(cache) for cache, _ in batch],
             np.concatenate([tree.tokens for tree in trees]),
             np.concatenate([tree.parents for tree in trees]),
             counts,
@@ -237,3 +238,10 @@ class NativeTarget:
         except ValueError as error:
             raise InvalidInputError(str(error)) from None
         return result
+
+
+def _own(cache: TargetCache) -> NativeCache:
+    """A cache that this engine made. InvalidInputError for another engine's."""
+    if not isinstance(cache, NativeCache):
+        raise InvalidInputError(f"the native engine needs a cache of its own, got a {type(cache).__name__}")
+    return cache
