@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -136,8 +137,8 @@ Config read_config(const nb::dict& d) {
 
 class Loader {
  public:
-  Loader(const Kernels& kernels, Pool& pool, nb::object weights, Type type)
-      : kernels_(kernels), pool_(pool), weights_(std::move(weights)), type_(type) {}
+  Loader(const Kernels& kernels, Pool& pool, Arena& arena, nb::object weights, Type type)
+      : kernels_(kernels), pool_(pool), arena_(arena), weights_(std::move(weights)), type_(type) {}
   const Weights& weights() const { return weights_; }
 
   struct Part {
@@ -155,7 +156,7 @@ class Loader {
       sources.push_back(held.back().source);
     }
     nb::gil_scoped_release released;
-    return Linear(kernels_, pool_, sources, type, interleave);
+    return Linear(kernels_, pool_, arena_, sources, type, interleave);
   }
   // Bias of stacked parts, laid out like the outputs of their Linear; empty when the first part has none.
   Buffer<float> bias(const std::vector<Part>& parts) const {
@@ -196,6 +197,7 @@ class Loader {
  private:
   const Kernels& kernels_;
   Pool& pool_;
+  Arena& arena_;
   Weights weights_;
   Type type_;
 };
@@ -211,7 +213,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
   const Kernels& kernels = kernels_named(kernel_set);
   auto model = std::make_shared<Model>(kernels, pool, read_config(config));
   const Config& c = model->config();
-  Loader loader(kernels, *pool, weights, parse_type(type));
+  Loader loader(kernels, *pool, model->arena, weights, parse_type(type));
   for (int l = 0; l < c.layers; ++l)
     model->decoder.layers.push_back(loader.layer("model.layers." + std::to_string(l) + ".", c, true));
   model->norm = loader.weights().vector("model.norm.weight", c.hidden);
@@ -294,7 +296,7 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
   const Config& c = head->decoder.config;
   if (c.hidden != target->config().hidden || c.vocab != target->config().vocab)
     throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");
-  Loader loader(kernels, pool, weights, parse_type(type));
+  Loader loader(kernels, pool, head->arena, weights, parse_type(type));
   head->fc = loader.linear({{"fc.weight", c.hidden}}, 2 * c.hidden);
   head->fc_bias = loader.bias({{"fc.bias", c.hidden}});
   for (int l = 0; l < c.layers; ++l)
@@ -310,7 +312,7 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
       target->lm_head.unpack(int(id), rows.data() + size_t(i) * c.hidden);
     }
     Source source{Source::f32, Type::f32, rows.data(), n, c.hidden};
-    head->own_lm_head = Linear(kernels, pool, {source}, parse_type(type));
+    head->own_lm_head = Linear(kernels, pool, head->arena, {source}, parse_type(type));
   }
   return head;
 }
@@ -364,6 +366,45 @@ nb::tuple expand(HeadSession& session, Array1<int64_t> tokens, Array1<int64_t> p
   return children.tuple();
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Bytes per second that all threads together read from a buffer of `megabytes`, best of `repeats`.
+double read_bandwidth(Pool& pool, int megabytes, int repeats) {
+  const Kernels& kernels = kernels_named("");
+  const size_t n = size_t(megabytes) << 18;
+  Buffer<float> buffer(n);
+  double best = 0;
+  std::vector<float> sums(size_t(pool.threads()));
+  auto job = [&](int thread) {
+    const size_t begin = n / pool.threads() * thread / 64 * 64, end = n / pool.threads() * (thread + 1) / 64 * 64;
+    sums[thread] += kernels.sum(buffer.get() + begin, end - begin);
+  };
+  for (int r = 0; r < repeats; ++r) {
+    auto start = std::chrono::steady_clock::now();
+    pool.run(job);
+    best = std::max(best, double(n) * 4 / seconds_since(start));
+  }
+  return best;
+}
+
+// Floating-point operations per second of all threads together, best of `repeats`.
+double peak_flops(Pool& pool, int64_t steps, int repeats) {
+  const Kernels& kernels = kernels_named("");
+  double best = 0;
+  std::vector<double> done(size_t(pool.threads()));
+  auto job = [&](int thread) { done[thread] = kernels.burn(steps); };
+  for (int r = 0; r < repeats; ++r) {
+    auto start = std::chrono::steady_clock::now();
+    pool.run(job);
+    double total = 0;
+    for (double d : done) total += d;
+    best = std::max(best, total / seconds_since(start));
+  }
+  return best;
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -372,6 +413,11 @@ NB_MODULE(_core, m) {
     int n = list_kernels(names, 8);
     return std::vector<std::string>(names, names + n);
   }, "Kernel sets this processor can run, best first.");
+
+  m.def("read_bandwidth", &read_bandwidth, nb::arg("pool"), nb::arg("megabytes") = 256, nb::arg("repeats") = 5,
+        nb::call_guard<nb::gil_scoped_release>(), "Bytes per second read by all threads of the pool.");
+  m.def("peak_flops", &peak_flops, nb::arg("pool"), nb::arg("steps") = 2000000, nb::arg("repeats") = 5,
+        nb::call_guard<nb::gil_scoped_release>(), "Floating-point operations per second of all threads of the pool.");
 
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int>(), nb::arg("threads"))

@@ -14,6 +14,7 @@ class Head {
       : target(std::move(target)), decoder(this->target->decoder.kernels, *this->target->pool, std::move(config)) {}
 
   std::shared_ptr<Model> target;
+  Arena arena;
   Decoder decoder;
   Linear fc;
   Buffer<float> fc_bias;            // [fc outputs], empty: none

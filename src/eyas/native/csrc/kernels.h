@@ -58,6 +58,10 @@ struct Kernels {
   void (*attend)(const Attention&);
   // log of the sum of exponentials of n floats.
   float (*log_sum_exp)(const float* x, int n);
+  // For measuring the machine: the sum of n floats (reads as fast as memory gives), and `steps` rounds of independent
+  // multiply-adds in registers (returns the number of floating-point operations done).
+  float (*sum)(const float* x, size_t n);
+  double (*burn)(int64_t steps);
 };
 
 // The kernel sets this build has and this processor can run, best first. `select("")` gives the best.

@@ -1,4 +1,4 @@
-// The kernels themselves, written once over the vector vocabulary (F, I, L, C, kFloatRows, kBf16Rows, kIntRows) that the including file
+// The kernels themselves, written once over the vector vocabulary (F, I, L, C, kFloatRows, kBf16Rows, ...) that the including file
 // defines for its instruction set. Everything lives in an unnamed namespace, and nothing from the standard library's
 // templates is used, so that no function compiled for one instruction set can be picked by the linker for another.
 #include <cmath>
@@ -222,52 +222,76 @@ struct FloatFormat {
   }
 };
 
-// ---- products over 16-bit integer rows: int8, Q8_0, Q4 weights -----------------------------------------------------
+// ---- products over integer rows: int8, Q8_0, Q4 weights -------------------------------------------------------------
 //
-// A row is scaled to +-32767 and rounded, so that activations with a few huge dimensions keep their small ones. Sums of
-// 64 products of 16 by 8 bits stay below 2^28: exact in 32 bits, no saturation. Each group of weights along k has one
-// scale per column; group sums are added in float in the order of the groups.
+// A row is prepared twice. For 8-bit weights it is scaled to +-32767 and rounded, so that activations with a few huge
+// dimensions keep their small ones: sums of 64 products of 16 by 8 bits stay below 2^28, exact in 32 bits. For 4-bit
+// weights each 32 values have a scale of their own and are rounded to +-127: sums of 32 products stay below 2^16 / 2
+// per pair of lanes, exact even in 16 bits. Nothing saturates anywhere. Each group of weights along k has one scale per
+// column; group sums are added in float in the order of the groups.
 
 constexpr int kRowUnit = 64;
 
-struct Row {  // header of a prepared row; then int16 [K rounded up to 64], then float sums of each 32 of them
+// Header of a prepared row. Then int16 [K'], int8 [K'], float scale [K' / 32], float scale times sum of the block
+// [K' / 32], with K' = K rounded up to 64.
+struct Row {
   float scale;
   float pad[15];
 };
-inline const int16_t* row_values(const void* row) { return (const int16_t*)((const char*)row + sizeof(Row)); }
-inline size_t sums_offset(int k) { return sizeof(Row) + size_t(round_up(k, kRowUnit)) * 2; }
-
+inline const int16_t* row_words(const void* row) { return (const int16_t*)((const char*)row + sizeof(Row)); }
+inline size_t bytes_offset(int k) { return sizeof(Row) + size_t(round_up(k, kRowUnit)) * 2; }
+inline size_t blocks_offset(int k) { return sizeof(Row) + size_t(round_up(k, kRowUnit)) * 3; }
 inline size_t int_row_bytes(int k) {
-  return round_up(sums_offset(k) + size_t(round_up(k, kRowUnit)) / 32 * 4, size_t(64));
+  return round_up(blocks_offset(k) + size_t(round_up(k, kRowUnit)) / 32 * 8, size_t(64));
+}
+
+inline float most_of(const float* x, int n) {  // largest absolute value; n a multiple of L
+  F top = f_zero();
+  for (int i = 0; i < n; i += L) top = f_max(top, f_abs(f_load(x + i)));
+  return lane_max(top);
+}
+inline void round_block(const float* x, float inverse, int32_t* out) {  // 32 values
+  for (int i = 0; i < 32; i += L) i_store(out + i, i_round(f_mul(f_load(x + i), f_set(inverse))));
 }
 
 void prepare_int_row(const float* x, int k, void* row) {
-  F top = f_zero();
-  int whole = k / L * L;
-  for (int i = 0; i < whole; i += L) top = f_max(top, f_abs(f_load(x + i)));
-  float most = lane_max(top);
-  for (int i = whole; i < k; ++i) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-  float inverse = most > 1e-30f ? 32767.0f / most : 0.0f;
-  auto* header = (Row*)row;
-  header->scale = most > 1e-30f ? most / 32767.0f : 0.0f;
-  auto* q = (int16_t*)((char*)row + sizeof(Row));
-  auto* sums = (float*)((char*)row + sums_offset(k));
-  int padded = round_up(k, kRowUnit);
-  for (int base = 0; base < padded; base += 32) {
-    int32_t block[32];
-    if (base + 32 <= k) {
-      for (int i = 0; i < 32; i += L) i_store(block + i, i_round(f_mul(f_load(x + base + i), f_set(inverse))));
-    } else {
-      float tail[32] = {};
-      for (int i = base; i < k; ++i) tail[i - base] = x[i];
-      for (int i = 0; i < 32; i += L) i_store(block + i, i_round(f_mul(f_load(tail + i), f_set(inverse))));
+  const int padded = round_up(k, kRowUnit), blocks = padded / 32;
+  auto* words = (int16_t*)((char*)row + sizeof(Row));
+  auto* bytes = (int8_t*)((char*)row + bytes_offset(k));
+  auto* scales = (float*)((char*)row + blocks_offset(k));
+  float most = 0;
+  for (int b = 0; b < blocks; ++b) {
+    float tail[32] = {};
+    const float* block = x + b * 32;
+    if (b * 32 + 32 > k) {
+      for (int i = b * 32; i < k; ++i) tail[i - b * 32] = x[i];
+      block = tail;
     }
-    int32_t sum = 0;
+    const float top = most_of(block, 32);
+    most = top > most ? top : most;
+    const bool live = top > 1e-30f;
+    int32_t q[32], sum = 0;
+    round_block(block, live ? 127.0f / top : 0.0f, q);
     for (int i = 0; i < 32; ++i) {
-      q[base + i] = int16_t(block[i]);
-      sum += block[i];
+      bytes[b * 32 + i] = int8_t(q[i]);
+      sum += q[i];
     }
-    sums[base / 32] = float(sum);
+    scales[b] = live ? top / 127.0f : 0.0f;
+    scales[blocks + b] = scales[b] * float(sum);
+  }
+  const bool live = most > 1e-30f;
+  const float inverse = live ? 32767.0f / most : 0.0f;
+  ((Row*)row)->scale = live ? most / 32767.0f : 0.0f;
+  for (int b = 0; b < blocks; ++b) {
+    float tail[32] = {};
+    const float* block = x + b * 32;
+    if (b * 32 + 32 > k) {
+      for (int i = b * 32; i < k; ++i) tail[i - b * 32] = x[i];
+      block = tail;
+    }
+    int32_t q[32];
+    round_block(block, inverse, q);
+    for (int i = 0; i < 32; ++i) words[b * 32 + i] = int16_t(q[i]);
   }
 }
 
@@ -275,14 +299,12 @@ void prepare_int_row(const float* x, int k, void* row) {
 template <int G_, bool kHalfScale>
 struct Bytes {
   static constexpr int G = G_;
-  static constexpr bool kOffset = false;
   static constexpr int group_bytes = G * P;  // [G/2][C][L][2]
   static constexpr int scale_count = P;
   static F scale(const uint16_t* s, int c) {
     if constexpr (kHalfScale) return f_f16(s + c * L);
     return f_bf16(s + c * L);
   }
-  static F offset(const uint16_t*, int) { return f_zero(); }
   template <int R>
   static inline void group(const uint8_t* w, const int16_t* x, size_t ldx, I (&acc)[R][C], const char* next,
                            size_t step) {
@@ -312,57 +334,11 @@ struct Bytes {
   static constexpr int fetches = G / 4;  // per group
 };
 
-// 4-bit weights in groups of 32 along k: value = d * q + m. A 16-bit lane holds the four q of one column and parity of
-// four successive pairs of k.
-struct Nibbles {
-  static constexpr int G = 32;
-  static constexpr bool kOffset = true;
-  static constexpr int group_bytes = 16 * P;  // [4][C][L][2] of 16-bit lanes
-  static constexpr int scale_count = 2 * P;   // d, then m
-  static F scale(const uint16_t* s, int c) { return f_f16(s + c * L); }
-  static F offset(const uint16_t* s, int c) { return f_f16(s + P + c * L); }
-  template <int n, int R>
-  static inline void pair(const I (&b)[C], const int16_t* x, size_t ldx, I (&acc)[R][C]) {
-    I q[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) q[c] = i_nibble<n>(b[c]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      I a = i_bcast(x + r * ldx + 2 * n);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[r][c] = i_madd(acc[r][c], q[c], a);
-    }
-  }
-  template <int R>
-  static inline void group(const uint8_t* w, const int16_t* x, size_t ldx, I (&acc)[R][C], const char* next,
-                           size_t step) {
-    for (int t = 0; t < 4; ++t) {
-      fetch(next);
-      next += step;
-      I b[C];
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) b[c] = i_load(w + c * 4 * L);
-      pair<0, R>(b, x, ldx, acc);
-      pair<1, R>(b, x, ldx, acc);
-      pair<2, R>(b, x, ldx, acc);
-      pair<3, R>(b, x, ldx, acc);
-      w += 4 * P;
-      x += 8;
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) keep(acc[r][c]);
-    }
-  }
-  static constexpr int fetches = 4;
-};
-
 template <class W, int R>
-inline void int_tile(const uint8_t* w, const uint16_t* scales, const char* acts, size_t stride, int k, float* out,
-                     const char* next, size_t step) {
-  const int16_t* x = row_values(acts);
+inline void byte_tile(const uint8_t* w, const uint16_t* scales, const char* acts, size_t stride, int k, float* out,
+                      const char* next, size_t step) {
+  const int16_t* x = row_words(acts);
   const int groups = round_up(k, kRowUnit) / W::G;
-  const size_t sums = sums_offset(k);
   for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
   for (int g = 0; g < groups; ++g) {
     I acc[R][C];
@@ -378,12 +354,7 @@ inline void int_tile(const uint8_t* w, const uint16_t* scales, const char* acts,
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         float* o = out + r * P + c * L;
-        F sum = f_fma(i_float(acc[r][c]), d, f_load(o));
-        if constexpr (W::kOffset) {
-          const float* block = (const float*)(acts + r * stride + sums) + g;
-          sum = f_fma(f_bcast(block), W::offset(scales, c), sum);
-        }
-        f_store(o, sum);
+        f_store(o, f_fma(i_float(acc[r][c]), d, f_load(o)));
       }
     }
     w += W::group_bytes;
@@ -396,6 +367,75 @@ inline void int_tile(const uint8_t* w, const uint16_t* scales, const char* acts,
     for (int c = 0; c < C; ++c) f_store(out + r * P + c * L, f_mul(f_load(out + r * P + c * L), s));
   }
 }
+
+// 4-bit weights in groups of 32 along k: value = d * q + m, q in 0 .. 15. Four steps of [C][L] 32-bit lanes per group:
+// the low halves of a lane's bytes are the q of four successive k of one column, the high halves of the next four.
+struct Nibbles {
+  static constexpr int G = 32;
+  static constexpr int group_bytes = 16 * P;
+  static constexpr int scale_count = 2 * P;  // d, then m
+  static constexpr int fetches = 4;          // per group
+};
+
+template <class W, int R>
+inline void nibble_tile(const uint8_t* w, const uint16_t* scales, const char* acts, size_t stride, int k, float* out,
+                        const char* next, size_t step) {
+  const int8_t* x = (const int8_t*)(acts + bytes_offset(k));
+  const int groups = round_up(k, kRowUnit) / 32;
+  const float* d_row = (const float*)(acts + blocks_offset(k));
+  const float* s_row = d_row + groups;
+  const size_t row = stride / 4;
+  for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
+  for (int g = 0; g < groups; ++g) {
+    I acc[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = i_zero();
+#pragma GCC unroll 1
+    for (int t = 0; t < 4; ++t) {
+      fetch(next);
+      next += step;
+      I b[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) b[c] = i_low_halves(i_load(w + c * 4 * L));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        I a = i_bcast(x + r * stride);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[r][c] = dot_add(acc[r][c], b[c], a);
+      }
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) b[c] = i_high_halves(i_load(w + c * 4 * L));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        I a = i_bcast(x + r * stride + 4);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[r][c] = dot_add(acc[r][c], b[c], a);
+      }
+      w += 4 * P;
+      x += 8;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) keep(acc[r][c]);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      F d = f_f16(scales + c * L), m = f_f16(scales + P + c * L);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        float* o = out + r * P + c * L;
+        F sum = f_fma(i_float(dot_total(acc[r][c])), f_mul(d, f_bcast(d_row + r * row + g)), f_load(o));
+        f_store(o, f_fma(f_bcast(s_row + r * row + g), m, sum));
+      }
+    }
+    scales += 2 * P;
+  }
+}
+
+template <class W>
+constexpr bool kIsNibbles = W::scale_count == 2 * P;
 
 template <class W>
 struct IntFormat {
@@ -417,8 +457,12 @@ struct IntFormat {
     int tiles = 0, first = 0, index = 0;
     template <int R>
     void run() const {
-      int_tile<W, R>(w, scales, acts + first * stride, stride, k, out + size_t(first) * P,
-                     next + bytes / tiles * index, (bytes + size_t(fetches) * tiles - 1) / (size_t(fetches) * tiles));
+      const char* ahead = next + bytes / tiles * index;
+      const size_t step = (bytes + size_t(fetches) * tiles - 1) / (size_t(fetches) * tiles);
+      if constexpr (kIsNibbles<W>)
+        nibble_tile<W, R>(w, scales, acts + first * stride, stride, k, out + size_t(first) * P, ahead, step);
+      else
+        byte_tile<W, R>(w, scales, acts + first * stride, stride, k, out + size_t(first) * P, ahead, step);
     }
   };
   static void multiply(const void* panel, const void* acts, size_t stride, int rows, int k, float* out,
@@ -433,7 +477,7 @@ struct IntFormat {
               (const char*)(next ? next : panel),
               next ? panel_bytes(k) : 0,
               groups(k) * W::fetches};
-    for_tiles<kIntRows>(rows, tile);
+    for_tiles<kIsNibbles<W> ? kNibbleRows : kByteRows>(rows, tile);
   }
 };
 
@@ -496,17 +540,17 @@ struct Q8_0 : IntFormat<Bytes<32, true>> {
 };
 
 struct Q4 : IntFormat<Nibbles> {
-  static size_t lane(int k, int c) {  // 16-bit lane of (k, c); the nibble within is (k / 2) % 4
-    return size_t(k / 8) * (2 * P) + c * 2 + (k & 1);
+  static size_t place(int k, int c) {  // byte of (k, c); odd fours of k are its high half
+    return size_t(k / 8) * (4 * P) + c * 4 + (k & 3);
   }
-  static void put(uint16_t* lanes, int k, int c, unsigned q) {
-    lanes[lane(k, c)] = uint16_t(lanes[lane(k, c)] | q << (k / 2 % 4 * 4));
+  static void put(uint8_t* bytes, int k, int c, unsigned q) {
+    bytes[place(k, c)] = uint8_t(bytes[place(k, c)] | q << (k & 4));
   }
   // GGUF blocks: Q4_0 is f16 d, 16 bytes; Q4_1 is f16 d, f16 m, 16 bytes. Low nibbles are k 0..15, high ones 16..31.
   template <bool kHasMin>
   static void pack_blocks(const uint8_t* const* rows, int k, void* panel) {
     memset(panel, 0, panel_bytes(k));
-    auto* lanes = (uint16_t*)panel;
+    auto* bytes = (uint8_t*)panel;
     auto* scales = (uint16_t*)((char*)panel + scales_at(k));
     constexpr int header = kHasMin ? 4 : 2;
     for (int c = 0; c < P; ++c) {
@@ -517,8 +561,8 @@ struct Q4 : IntFormat<Nibbles> {
         scales[size_t(b) * 2 * P + c] = d;
         scales[size_t(b) * 2 * P + P + c] = kHasMin ? load16(block + 2) : minus_eight_times(d);
         for (int i = 0; i < 16; ++i) {
-          put(lanes, b * 32 + i, c, block[header + i] & 15u);
-          put(lanes, b * 32 + 16 + i, c, block[header + i] >> 4);
+          put(bytes, b * 32 + i, c, block[header + i] & 15u);
+          put(bytes, b * 32 + 16 + i, c, block[header + i] >> 4);
         }
       }
     }
@@ -534,10 +578,10 @@ struct Q4 : IntFormat<Nibbles> {
     return uint16_t(sign | (exponent - 112) << 10 | (bits >> 13 & 0x3ff));
   }
   static void unpack(const void* panel, int c, int k, float* out) {
-    auto* lanes = (const uint16_t*)panel;
+    auto* bytes = (const uint8_t*)panel;
     auto* scales = (const uint16_t*)((const char*)panel + scales_at(k));
     for (int i = 0; i < k; ++i) {
-      int q = lanes[lane(i, c)] >> (i / 2 % 4 * 4) & 15;
+      int q = bytes[place(i, c)] >> (i & 4) & 15;
       const uint16_t* s = scales + size_t(i / 32) * 2 * P + c;
       out[i] = f16_to_float(s[0]) * float(q) + f16_to_float(s[P]);
     }
@@ -772,6 +816,43 @@ void attend(const Attention& a) {
       g += count;
     }
   }
+}
+
+// ---- measuring -----------------------------------------------------------------------------------------------------
+
+float sum_floats(const float* x, size_t n) {
+  F acc[8];
+  for (F& a : acc) a = f_zero();
+  for (size_t i = 0; i + 8 * L <= n; i += 8 * L) {
+    fetch(x + i + 1024);
+    if (L > 2) fetch(x + i + 1024 + 16);
+    if (L > 4) fetch(x + i + 1024 + 32), fetch(x + i + 1024 + 48);
+    if (L > 8) fetch(x + i + 1024 + 64), fetch(x + i + 1024 + 80), fetch(x + i + 1024 + 96), fetch(x + i + 1024 + 112);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) acc[j] = f_add(acc[j], f_load(x + i + j * L));
+  }
+  F total = acc[0];
+  for (int j = 1; j < 8; ++j) total = f_add(total, acc[j]);
+  return lane_sum(total);
+}
+
+double burn_flops(int64_t steps) {
+  constexpr int n = 10;  // more than latency times units
+  F acc[n];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) acc[i] = f_set(float(i));
+  F a = f_set(0.999f), b = f_set(1e-3f);
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) {
+      acc[i] = f_fma(acc[i], a, b);
+      keep(acc[i]);
+    }
+  }
+  F total = acc[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < n; ++i) total = f_add(total, acc[i]);
+  return double(steps) * n * L * 2 + (lane_sum(total) > 1e30f);  // the sum must be seen to be needed
 }
 
 // ---- the set -------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ void Source::read_row(int row, float* out) const {
   }
 }
 
-Linear::Linear(const Kernels& kernels, Pool& pool, const std::vector<Source>& sources, Type type, bool interleave) {
+Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vector<Source>& sources, Type type,
+               bool interleave) {
   cols_ = kernels.panel_cols;
   k_ = sources.at(0).cols;
   struct Job {
@@ -52,15 +53,14 @@ Linear::Linear(const Kernels& kernels, Pool& pool, const std::vector<Source>& so
     for (const Source& source : sources)
       for (int panel = 0; panel < count(source); ++panel) add(source, panel);
   }
-  size_t bytes = 0;
   for (Job& job : jobs) {
-    job.offset = bytes;
-    bytes += (job.format->panel_bytes(k_) + 63) / 64 * 64;
+    job.offset = bytes_;
+    bytes_ += (job.format->panel_bytes(k_) + 63) / 64 * 64;
     if (job.format->plain != jobs[0].format->plain)
       throw std::invalid_argument("stacked matrices must be all quantised or all not");
   }
-  storage_.resize(bytes + 4096);  // the last panel may fetch a little beyond its end
-  for (const Job& job : jobs) panels_.push_back({job.format, storage_.get() + job.offset});
+  char* storage = arena.take(bytes_);
+  for (const Job& job : jobs) panels_.push_back({job.format, storage + job.offset});
 
   auto pack = [&](int thread) {
     std::vector<float> values(size_t(cols_) * k_);
@@ -70,7 +70,7 @@ Linear::Linear(const Kernels& kernels, Pool& pool, const std::vector<Source>& so
     const int end = int(int64_t(jobs.size()) * (thread + 1) / pool.threads());
     for (int j = begin; j < end; ++j) {
       const Job& job = jobs[j];
-      char* panel = storage_.get() + job.offset;
+      char* panel = storage + job.offset;
       for (int c = 0; c < cols_; ++c) {
         int row = job.first_row + c;
         bool real = row < job.source->rows;

@@ -32,14 +32,15 @@ struct Panel {
 class Linear {
  public:
   Linear() = default;
-  Linear(const Kernels& kernels, Pool& pool, const std::vector<Source>& sources, Type type, bool interleave = false);
+  Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vector<Source>& sources, Type type,
+         bool interleave = false);
 
   int k() const { return k_; }
   int panel_cols() const { return cols_; }
   const std::vector<Panel>& panels() const { return panels_; }
   int outputs() const { return int(panels_.size()) * cols_; }  // padding included
   bool empty() const { return panels_.empty(); }
-  size_t bytes() const { return storage_.size(); }
+  size_t bytes() const { return bytes_; }
   const Format& format() const { return *panels_.front().format; }
   bool plain() const { return format().plain; }
   size_t row_bytes() const { return format().row_bytes(k_); }
@@ -49,7 +50,7 @@ class Linear {
  private:
   int k_ = 0, cols_ = 0;
   std::vector<Panel> panels_;
-  Buffer<char> storage_;
+  size_t bytes_ = 0;
 };
 
 // Rows ready to be multiplied.

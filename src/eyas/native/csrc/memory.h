@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -50,6 +51,36 @@ class Buffer {
  private:
   std::unique_ptr<T, FreeBytes> data_;
   size_t size_ = 0;
+};
+
+// Memory for packed weights, given out in order: matrices that are read one after the other lie one after the other,
+// in huge pages, so that streaming them misses no page translation. Contents are undefined until written.
+class Arena {
+ public:
+  char* take(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (bytes > left_) {
+      constexpr size_t kUnit = size_t(2) << 20, kBlock = size_t(32) << 20;
+      size_t size = bytes > kBlock ? (bytes + kUnit - 1) / kUnit * kUnit : kBlock;
+      void* p = std::aligned_alloc(kUnit, size);
+      if (!p) throw std::bad_alloc();
+      blocks_.emplace_back(static_cast<char*>(p));
+#ifdef __linux__
+      madvise(p, size, MADV_HUGEPAGE);
+#endif
+      at_ = blocks_.back().get();
+      left_ = size;
+    }
+    char* taken = at_;
+    at_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
+ private:
+  std::vector<std::unique_ptr<char, FreeBytes>> blocks_;
+  char* at_ = nullptr;
+  size_t left_ = 0;
 };
 
 }  // namespace eyas

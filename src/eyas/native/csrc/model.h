@@ -13,6 +13,7 @@ class Model {
       : pool(std::move(pool)), decoder(kernels, *this->pool, std::move(config)) {}
 
   std::shared_ptr<Pool> pool;
+  Arena arena;
   Decoder decoder;
   Linear embedding;  // empty: tied to lm_head
   Linear lm_head;

@@ -12,7 +12,8 @@ constexpr int C = 2;         // vectors per panel
 // Rows per tile: as many as 16 registers hold with what each format needs to unpack.
 constexpr int kFloatRows = 6;
 constexpr int kBf16Rows = 5;
-constexpr int kIntRows = 4;
+constexpr int kByteRows = 4;
+constexpr int kNibbleRows = 4;
 
 inline F f_zero() { return _mm256_setzero_ps(); }
 inline F f_load(const float* p) { return _mm256_loadu_ps(p); }
@@ -39,11 +40,12 @@ inline I i_bcast(const void* p) { return _mm256_castps_si256(_mm256_broadcast_ss
 inline F bf_lo(I w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 inline F bf_hi(I w) { return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000))); }
 inline I i_widen8(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }  // 2L values
-template <int n>
-inline I i_nibble(I w) {  // bits 4n .. 4n+3 of each 16-bit lane
-  I shifted = n == 0 ? w : _mm256_srli_epi16(w, 4 * n);
-  return n == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
-}
+inline I i_low_halves(I w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
+inline I i_high_halves(I w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
+// Four products of unsigned (0 .. 15) by signed bytes per 32-bit lane, at most eight times between totals: each 16-bit
+// half stays within 8 * 2 * 15 * 127 = 30480.
+inline I dot_add(I acc, I w, I x) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x)); }
+inline I dot_total(I acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline I i_madd(I acc, I w, I x) { return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x)); }
 inline F i_float(I a) { return _mm256_cvtepi32_ps(a); }
 inline I i_round(F a) { return _mm256_cvtps_epi32(a); }

@@ -9,7 +9,7 @@ typedef float F __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 constexpr int L = 8;
 constexpr int C = 2;
-constexpr int kFloatRows = 4, kBf16Rows = 4, kIntRows = 4;
+constexpr int kFloatRows = 4, kBf16Rows = 4, kByteRows = 4, kNibbleRows = 4;
 
 inline F f_zero() { return F{}; }
 inline F f_load(const float* p) {
@@ -59,10 +59,13 @@ inline I i_widen8(const int8_t* p) {
   for (int i = 0; i < 2 * L; ++i) wide[i] = p[i];
   return i_load(wide);
 }
-template <int n>
-inline I i_nibble(I w) {
-  return (w >> (4 * n)) & 0x000f000f;
+inline I i_low_halves(I w) { return w & 0x0f0f0f0f; }
+inline I i_high_halves(I w) { return (w >> 4) & 0x0f0f0f0f; }
+inline I dot_add(I acc, I w, I x) {  // four products of bytes per lane, w in 0 .. 15
+  for (int shift = 0; shift < 32; shift += 8) acc += ((w >> shift) & 255) * ((x << (24 - shift)) >> 24);
+  return acc;
 }
+inline I dot_total(I acc) { return acc; }
 inline I i_madd(I acc, I w, I x) { return acc + ((w << 16) >> 16) * ((x << 16) >> 16) + (w >> 16) * (x >> 16); }
 inline F i_float(I a) { return __builtin_convertvector(a, F); }
 inline I i_round(F a) {
