@@ -58,27 +58,27 @@ void Decoder::begin(const Rows& rows, int widest_output) {
 
   const int group = config.heads / config.kv_heads, per_item = std::max(1, 12 / group);
   items_.clear();
-  int most_slots = 0;
+  int most_slots = 0, chunks = 0;
+  for (const auto& request : rows.requests) chunks += (request.count + per_item - 1) / per_item;
+  // Few items do not share out evenly: then each query head is one of its own.
+  const int queries = chunks * config.kv_heads < 2 * threads ? 1 : group;
   for (int q = 0; q < int(rows.requests.size()); ++q) {
     const auto& request = rows.requests[q];
-    const size_t begin = items_.size();
+    std::vector<int> slots;  // per chunk: how many are looked at
     for (int first = 0; first < request.count; first += per_item) {
-      const int count = std::min(per_item, request.count - first);
-      int slots = 0;
-      for (int r = request.first + first; r < request.first + first + count; ++r) {
-        slots = std::max(slots, rows.prefix[r]);
-        if (rows.extra_begin[r] < rows.extra_begin[r + 1]) slots = std::max(slots, rows.extra[rows.extra_begin[r + 1] - 1] + 1);
+      slots.push_back(0);
+      for (int r = request.first + first; r < request.first + std::min(first + per_item, request.count); ++r) {
+        const int begin = rows.extra_begin[r], end = rows.extra_begin[r + 1];
+        slots.back() = std::max({slots.back(), rows.prefix[r], begin < end ? rows.extra[end - 1] + 1 : 0});
       }
-      most_slots = std::max(most_slots, slots);
-      items_.push_back({q, 0, request.first + first, count, slots});
+      most_slots = std::max(most_slots, slots.back());
     }
-    const size_t chunks = items_.size() - begin;
-    for (int head = 1; head < config.kv_heads; ++head)
-      for (size_t i = 0; i < chunks; ++i) {
-        Item item = items_[begin + i];
-        item.head = head;
-        items_.push_back(item);
-      }
+    for (int head = 0; head < config.kv_heads; ++head)
+      for (int query = 0; query < group; query += queries)
+        for (int c = 0; c < int(slots.size()); ++c) {
+          const int first = c * per_item, count = std::min(per_item, request.count - first);
+          items_.push_back({q, head, request.first + first, count, slots[c], query, queries});
+        }
   }
   if (int(next_item_.size()) != config.layers) next_item_ = std::vector<std::atomic<int>>(config.layers);
   for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
@@ -185,11 +185,12 @@ void Decoder::run_layer(int index, const Rows& rows, int thread) {
     const Item& item = items_[i];
     const Cache& cache = *rows.requests[item.request].cache;
     for (int r = 0; r < item.count; ++r) {
-      queries[r] = qkv + (item.first + r) * qkv_ld + size_t(item.head) * group * d;
-      outputs[r] = attention + (item.first + r) * att_ld + size_t(item.head) * group * d;
+      const size_t at = size_t(item.head * group + item.query) * d;
+      queries[r] = qkv + (item.first + r) * qkv_ld + at;
+      outputs[r] = attention + (item.first + r) * att_ld + at;
     }
     kernels.attend({cache.page_pointers().data(), cache.shape().k_offset(index, item.head),
-                    cache.shape().v_offset(index, item.head), d, cache.shape().v_stride(), item.count, group, queries,
+                    cache.shape().v_offset(index, item.head), d, cache.shape().v_stride(), item.count, item.queries, queries,
                     outputs, rows.prefix.data() + item.first, rows.extra_begin.data() + item.first, rows.extra.data(),
                     item.slots, work.scores[thread].get()});
   }

@@ -74,6 +74,7 @@ class Decoder {
  private:
   struct Item {  // attention of rows first .. first + count of a request over one K/V head
     int request, head, first, count, slots;
+    int query, queries;  // of the head's group of query heads
   };
   std::vector<Item> items_;  // those of one head together, so that its keys stay in a core's cache
   std::vector<std::atomic<int>> next_item_;  // per layer: threads take items as they come free
