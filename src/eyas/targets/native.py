@@ -182,7 +182,7 @@ class NativeTarget:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weights, which is what one pass streams from memory."""
+        """Bytes of the packed weights; one pass reads them once (of a separate embedding table, its rows)."""
         size: int = self.core.weight_bytes
         return size
 

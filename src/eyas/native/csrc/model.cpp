@@ -4,11 +4,18 @@
 
 namespace eyas {
 
-size_t Model::weight_bytes() const {
-  size_t bytes = embedding.bytes() + lm_head.bytes();
+size_t Model::streamed_bytes() const {
+  size_t bytes = lm_head.bytes();
   for (const Layer& layer : decoder.layers)
     bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
   return bytes;
+}
+
+double Model::multiplications() const {
+  auto of = [](const Linear& w) { return double(w.outputs()) * w.k(); };
+  double sum = of(lm_head);
+  for (const Layer& layer : decoder.layers) sum += of(layer.qkv) + of(layer.o) + of(layer.gate_up) + of(layer.down);
+  return sum;
 }
 
 void Model::forward(const Rows& rows, const int64_t* tokens, const std::vector<int>& wanted, float* logits,

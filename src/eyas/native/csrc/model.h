@@ -22,7 +22,9 @@ class Model {
 
   const Config& config() const { return decoder.config; }
   int feature_size() const { return config().hidden * std::max<int>(1, int(feature_layers.size())); }
-  size_t weight_bytes() const;
+  size_t weight_bytes() const { return embedding.bytes() + streamed_bytes(); }
+  size_t streamed_bytes() const;   // weights that one pass reads
+  double multiplications() const;  // by weights, per row with logits
   void embed(int64_t token, float* out) const { (embedding.empty() ? lm_head : embedding).unpack(int(token), out); }
 
   // One pass. Logits are computed for the rows `wanted` only ([wanted, vocab], may be null) together with each row's
