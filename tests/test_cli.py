@@ -212,7 +212,7 @@ def test_bugs_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 def test_version_and_help(eyas: Runner) -> None:
     assert eyas("--version").out.startswith("eyas ")
     text = eyas("--help").out
-    for command in ("generate", "chat", "inspect", "bench", "data", "train", "pull", "info"):
+    for command in ("generate", "chat", "inspect", "bench", "data", "train", "pull", "info", "profile"):
         assert command in text
 
 

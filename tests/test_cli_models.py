@@ -119,6 +119,19 @@ def test_info_describes_a_model(capsys: pytest.CaptureFixture[str], model: Path)
     assert facts["versions"]["python"].startswith("3.")
 
 
+@pytest.mark.skipif(not native.available(), reason=native.reason())
+def test_profile_measures_what_it_promises(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    result = run_json(
+        capsys,
+        *("profile", "--json", "--target", str(model), "--dtype", "float32", "--threads", "1"),
+        *("--context", "32", "--repeats", "1"),
+    )
+    assert {"bandwidth_gb_s", "peak_gflop_s", "weights"} <= set(result)
+    weights = result["weights"]["float32"]
+    assert {"bytes", "forward_ms", "limit_ms", "draft_level_ms", "prefill_tokens_s"} <= set(weights)
+    assert all(milliseconds > 0 for milliseconds in weights["forward_ms"].values())
+
+
 @pytest.mark.slow
 def test_the_default_model_answers_alike_with_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
     for policy in ("dynamic", "static", "chain"):

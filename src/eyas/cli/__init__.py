@@ -12,6 +12,7 @@ from eyas.cli.chat import chat_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
 from eyas.cli.models import info_command, pull_command
+from eyas.cli.profile import profile_command
 from eyas.cli.train import data_app, train_command
 from eyas.environment import version
 from eyas.errors import EyasError
@@ -32,6 +33,7 @@ app.add_typer(data_app, name="data")
 app.command("train")(train_command)
 app.command("pull")(pull_command)
 app.command("info")(info_command)
+app.command("profile")(profile_command)
 
 
 def _print_version(wanted: bool) -> None:

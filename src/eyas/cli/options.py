@@ -41,7 +41,7 @@ class ModelOptions:
         ),
     ] = None
     engine: Annotated[Literal["auto", "native", "transformers"], _model(help="What runs it.")] = "auto"
-    dtype: Annotated[str, _model(help="Weight type: auto, float32, bfloat16, int8, as the engine offers.")] = "auto"
+    dtype: Annotated[str, _model(help="Weight type: auto, float32, bfloat16; native also int8, q4.")] = "auto"
     device: Annotated[str, _model(help="cpu, cuda, cuda:1, ...")] = "cpu"
     threads: Annotated[int | None, _model(help="CPU threads. Default: all cores.", show_default=False)] = None
 

@@ -1,0 +1,42 @@
+"""``eyas profile``: what a pass costs on this machine, beside what its memory allows."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from typer import Option
+
+from eyas.cli.models import tell
+
+
+def profile_command(
+    target: Annotated[str | None, Option(help="The model. Default: the default model.", show_default=False)] = None,
+    draft: Annotated[
+        str, Option(help="A head directory, 'default' (the shipped head, where there is one) or 'none'.")
+    ] = "default",
+    dtype: Annotated[
+        str | None, Option(help="Weight types, comma-separated. Default: all.", show_default=False)
+    ] = None,
+    threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
+    context: Annotated[int, Option(help="Tokens in the cache.")] = 256,
+    repeats: Annotated[int, Option(help="Measurements of each; medians are shown.")] = 15,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the native engine: memory, arithmetic, and passes over 1 to 64 tokens."""
+    from eyas.bench.profile import TYPES, profile, table
+    from eyas.loading import DEFAULT_HEAD
+    from eyas.models import DEFAULT_NAMES, load_source
+
+    source = load_source(target, tell)
+    shipped = str(DEFAULT_HEAD) if DEFAULT_HEAD.is_dir() and source.name in DEFAULT_NAMES else None
+    result = profile(
+        source,
+        types=TYPES if dtype is None else [name.strip() for name in dtype.split(",")],
+        context=context,
+        repeats=repeats,
+        threads=threads,
+        draft={"default": shipped, "none": None}.get(draft, draft),
+        tell=tell,
+    )
+    print(json.dumps(result, allow_nan=False) if as_json else table(result))
