@@ -21,7 +21,9 @@ from eyas.targets.native import NativeCache, NativeOutput, NativeTarget
 
 TYPES = ["float32", "bfloat16", "int8"]
 # Relative error of the logits against float64 on these tiny random models, whose three layers amplify rounding.
-TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-2, "int8": 5e-2}
+TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-2, "int8": 0.1}
+# Kernels with dot-product instructions round activations, to bfloat16 or to 8 bits, as well as weights.
+ROUNDS_ACTIVATIONS = {"avx512_dot"}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -116,7 +118,8 @@ def test_bfloat16_is_as_exact_as_its_weights(name: str) -> None:
     wanted, _, _ = reference(config, exact, ids)
     for given in (weights, exact):
         target = NativeTarget.from_weights(config, given, dtype="bfloat16", threads=1)
-        assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < 3e-6
+        limit = 2e-2 if target.core.kernels in ROUNDS_ACTIVATIONS else 3e-6
+        assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < limit
 
 
 def eight_bits(array: np.ndarray) -> np.ndarray:
@@ -143,7 +146,8 @@ def test_int8_is_as_exact_as_its_weights(name: str, kernels: str) -> None:
     exact = {key: array if key == table else eight_bits(array) for key, array in weights.items()}
     wanted, _, _ = reference(config, exact, ids)
     target = NativeTarget.from_weights(config, weights, dtype="int8", threads=1, kernels=kernels)
-    assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < 5e-4
+    limit = 0.1 if kernels in ROUNDS_ACTIVATIONS else 5e-4
+    assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < limit
 
 
 def test_three_feature_levels_are_layer_inputs() -> None:

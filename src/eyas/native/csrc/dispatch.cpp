@@ -8,7 +8,7 @@ extern const Kernels kPortableKernels;
 #ifdef EYAS_X86
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAvx512Bf16Kernels;
+extern const Kernels kAvx512DotKernels;
 #endif
 #ifdef EYAS_NEON
 extern const Kernels kNeonKernels;
@@ -21,11 +21,15 @@ int runnable(const Kernels** sets) {  // best first
 #ifdef EYAS_X86
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#ifdef EYAS_AVX512
+#ifdef EYAS_SIMDE
+  sets[n++] = &kAvx512DotKernels;
+  sets[n++] = &kAvx512Kernels;
+#endif
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#ifndef EYAS_SIMDE
   if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
-    sets[n++] = &kAvx512Bf16Kernels;
+    sets[n++] = &kAvx512DotKernels;
   if (avx512) sets[n++] = &kAvx512Kernels;
 #endif
   if (avx2) sets[n++] = &kAvx2Kernels;

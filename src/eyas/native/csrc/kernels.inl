@@ -232,8 +232,8 @@ struct FloatFormat {
 
 constexpr int kRowUnit = 64;
 
-// Header of a prepared row. Then int16 [K'], int8 [K'], float scale [K' / 32], float scale times sum of the block
-// [K' / 32], with K' = K rounded up to 64.
+// Header of a prepared row. Then int16 [K'], int8 [K'], and per block of 32: float scales, float scale times the sum of
+// its bytes, int32 minus 128 times that sum; with K' = K rounded up to 64.
 struct Row {
   float scale;
   float pad[15];
@@ -242,7 +242,7 @@ inline const int16_t* row_words(const void* row) { return (const int16_t*)((cons
 inline size_t bytes_offset(int k) { return sizeof(Row) + size_t(round_up(k, kRowUnit)) * 2; }
 inline size_t blocks_offset(int k) { return sizeof(Row) + size_t(round_up(k, kRowUnit)) * 3; }
 inline size_t int_row_bytes(int k) {
-  return round_up(blocks_offset(k) + size_t(round_up(k, kRowUnit)) / 32 * 8, size_t(64));
+  return round_up(blocks_offset(k) + size_t(round_up(k, kRowUnit)) / 32 * 12, size_t(64));
 }
 
 inline float most_of(const float* x, int n) {  // largest absolute value; n a multiple of L
@@ -278,7 +278,10 @@ void prepare_int_row(const float* x, int k, void* row) {
     }
     scales[b] = live ? top / 127.0f : 0.0f;
     scales[blocks + b] = scales[b] * float(sum);
+    const int32_t start = -128 * sum;
+    memcpy(scales + 2 * blocks + b, &start, 4);
   }
+  if (!kRowWords) return;
   const bool live = most > 1e-30f;
   const float inverse = live ? 32767.0f / most : 0.0f;
   ((Row*)row)->scale = live ? most / 32767.0f : 0.0f;
@@ -836,7 +839,7 @@ float sum_floats(const float* x, size_t n) {
   return lane_sum(total);
 }
 
-double burn_flops(int64_t steps) {
+[[maybe_unused]] double burn_flops(int64_t steps) {
   constexpr int n = 10;  // more than latency times units
   F acc[n];
 #pragma GCC unroll 16
@@ -857,25 +860,23 @@ double burn_flops(int64_t steps) {
 
 // ---- the set -------------------------------------------------------------------------------------------------------
 
-#ifndef EYAS_OWN_FORMATS
-constexpr Format kF32 = float_format<FloatFormat<F32>>(Type::f32);
-constexpr Format kBF16 = float_format<FloatFormat<BF16>>(Type::bf16);
-constexpr Format kInt8 = int_format<Int8>(Type::int8, Int8::pack, nullptr);
-constexpr Format kQ8_0 = int_format<Q8_0>(Type::q8_0, nullptr, Q8_0::pack_blocks);
-constexpr Format kQ4_0 = int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>);
-constexpr Format kQ4_1 = int_format<Q4>(Type::q4_1, nullptr, Q4::pack_blocks<true>);
-#endif
-
-const Format* format_of(Type type) {
-  switch (type) {
-    case Type::f32: return &kF32;
-    case Type::bf16: return &kBF16;
-    case Type::int8: return &kInt8;
-    case Type::q8_0: return &kQ8_0;
-    case Type::q4_0: return &kQ4_0;
-    case Type::q4_1: return &kQ4_1;
-  }
+template <int n>
+const Format* find(const Format (&formats)[n], Type type) {
+  for (const Format& format : formats)
+    if (format.type == type) return &format;
   return nullptr;
 }
+
+#ifndef EYAS_OWN_FORMATS
+constexpr Format kFormats[] = {
+    float_format<FloatFormat<F32>>(Type::f32),
+    float_format<FloatFormat<BF16>>(Type::bf16),
+    int_format<Int8>(Type::int8, Int8::pack, nullptr),
+    int_format<Q8_0>(Type::q8_0, nullptr, Q8_0::pack_blocks),
+    int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
+    int_format<Q4>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
+};
+const Format* format_of(Type type) { return find(kFormats, type); }
+#endif
 
 }  // namespace

@@ -1,0 +1,8 @@
+#include "vec_avx512.h"
+// The vocabulary comes first.
+#include "kernels.inl"
+
+namespace eyas {
+extern const Kernels kAvx512Kernels;
+const Kernels kAvx512Kernels = {"avx512", P, format_of, rms_norm, swiglu, attend, log_sum_exp, sum_floats, burn_flops};
+}  // namespace eyas

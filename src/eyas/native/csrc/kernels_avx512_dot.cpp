@@ -1,0 +1,263 @@
+// AVX-512 with BF16 and VNNI: products by dot-product instructions, activations rounded to bfloat16 or, in blocks of 32
+// with a scale each, to 8 bits.
+#define EYAS_DOT
+#define EYAS_OWN_FORMATS
+#include "vec_avx512.h"
+// The vocabulary comes first.
+#include "kernels.inl"
+
+namespace {
+
+// ---- bfloat16 ------------------------------------------------------------------------------------------------------
+
+inline __m512bh as_bf16(I bits) {
+  __m512bh pairs;
+  __builtin_memcpy(&pairs, &bits, sizeof pairs);
+  return pairs;
+}
+
+template <int R>
+inline void bf16_dot_tile(const uint16_t* w, const char* x, size_t stride, int pairs, float* out, const char* next,
+                          size_t step) {
+  F acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[r][c] = f_zero();
+  for (int k = 0; k < pairs; ++k) {
+    fetch(next);
+    fetch(next + 64);
+    next += step;
+    __m512bh b[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) b[c] = as_bf16(i_load(w + c * 2 * L));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      __m512bh a = as_bf16(i_bcast(x + r * stride));
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], b[c], a);
+    }
+    w += 2 * P;
+    x += 4;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) keep(acc[r][c]);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) f_store(out + r * P + c * L, acc[r][c]);
+}
+
+struct BF16Dot : FloatFormat<BF16> {  // packed the same way
+  static size_t row_bytes(int k) { return round_up(size_t(padded(k)) * 2, size_t(64)); }
+  static void prepare(const float* x, int k, void* row) {
+    auto* out = (uint16_t*)row;
+    const int whole = k / L * L;
+    for (int i = 0; i < whole; i += L) {
+      // Nearest, ties to even; activations are finite.
+      const I bits = i_bits(f_load(x + i));
+      const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), i_set(1));
+      const I rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, i_set(0x7fff)));
+      _mm256_storeu_si256((__m256i*)(out + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    }
+    for (int i = whole; i < k; ++i) out[i] = float_to_bf16(x[i]);
+    memset(out + k, 0, row_bytes(k) - size_t(k) * 2);
+  }
+  struct Tile {
+    const uint16_t* w;
+    const char* acts;
+    size_t stride;
+    int pairs;
+    float* out;
+    const char* next;
+    size_t bytes;
+    int tiles = 0, first = 0, index = 0;
+    template <int R>
+    void run() const {
+      bf16_dot_tile<R>(w, acts + first * stride, stride, pairs, out + size_t(first) * P, next + bytes / tiles * index,
+                       bytes / pairs / tiles);
+    }
+  };
+  static void multiply(const void* panel, const void* acts, size_t stride, int rows, int k, float* out,
+                       const void* next) {
+    Tile tile{(const uint16_t*)panel,
+              (const char*)acts,
+              stride,
+              padded(k) / 2,
+              out,
+              (const char*)(next ? next : panel),
+              next ? panel_bytes(k) : 0};
+    for_tiles<kBf16Rows>(rows, tile);
+  }
+};
+
+// ---- 8-bit weights -------------------------------------------------------------------------------------------------
+//
+// Weights are stored as unsigned bytes, 128 too large, as the instruction wants them; each block's sum starts at minus
+// 128 times the sum of its activations, which is exact.
+
+struct ByteLayout {
+  static size_t place(int k, int c) { return size_t(k / 4) * (4 * P) + c * 4 + (k & 3); }  // [K/4][C][L][4]
+};
+
+template <int G, bool kHalfScale, int R>
+inline void byte_dot_tile(const uint8_t* w, const uint16_t* scales, const char* acts, size_t stride, int k, float* out,
+                          const char* next, size_t step) {
+  const int8_t* x = (const int8_t*)(acts + bytes_offset(k));
+  const int blocks = round_up(k, kRowUnit) / 32;
+  const float* d_row = (const float*)(acts + blocks_offset(k));
+  const int32_t* starts = (const int32_t*)(d_row + 2 * blocks);
+  const size_t row = stride / 4;
+  for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
+  for (int g = 0; g < blocks; ++g) {
+    I acc[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = i_bcast(starts + r * row + g);
+#pragma GCC unroll 1
+    for (int t = 0; t < 8; ++t) {
+      fetch(next);
+      fetch(next + 64);
+      next += step;
+      I b[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) b[c] = i_load(w + c * 4 * L);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        I a = i_bcast(x + r * stride);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[r][c] = _mm512_dpbusd_epi32(acc[r][c], b[c], a);
+      }
+      w += 4 * P;
+      x += 4;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) keep(acc[r][c]);
+    }
+    const uint16_t* s = scales + size_t(g * 32 / G) * P;
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      F d = kHalfScale ? f_f16(s + c * L) : f_bf16(s + c * L);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        float* o = out + r * P + c * L;
+        f_store(o, f_fma(i_float(acc[r][c]), f_mul(d, f_bcast(d_row + r * row + g)), f_load(o)));
+      }
+    }
+  }
+}
+
+template <int G, bool kHalfScale>
+struct BytesDot : IntFormat<Bytes<G, kHalfScale>> {  // same sizes and scales, other order of bytes
+  using Base = IntFormat<Bytes<G, kHalfScale>>;
+  using Base::panel_bytes;
+  using Base::scales_at;
+  struct Tile {
+    const uint8_t* w;
+    const uint16_t* scales;
+    const char* acts;
+    size_t stride;
+    int k;
+    float* out;
+    const char* next;
+    size_t bytes;
+    int tiles = 0, first = 0, index = 0;
+    template <int R>
+    void run() const {
+      const size_t fetches = size_t(round_up(k, kRowUnit)) / 4 * tiles;
+      byte_dot_tile<G, kHalfScale, R>(w, scales, acts + first * stride, stride, k, out + size_t(first) * P,
+                                      next + bytes / tiles * index, (bytes + fetches - 1) / fetches);
+    }
+  };
+  static void multiply(const void* panel, const void* acts, size_t stride, int rows, int k, float* out,
+                       const void* next) {
+    auto* w = (const uint8_t*)panel;
+    Tile tile{w,
+              (const uint16_t*)(w + scales_at(k)),
+              (const char*)acts,
+              stride,
+              k,
+              out,
+              (const char*)(next ? next : panel),
+              next ? panel_bytes(k) : 0};
+    for_tiles<kByteRows>(rows, tile);
+  }
+  // From and to the order that the base packs: bytes move, 128 is added.
+  static void reorder(int k, void* panel) {
+    auto* bytes = (uint8_t*)panel;
+    uint8_t four[4 * P];
+    for (int base = 0; base < round_up(k, kRowUnit); base += 4) {
+      uint8_t* at = bytes + size_t(base) * P;
+      for (int i = 0; i < 4; ++i)
+        for (int c = 0; c < P; ++c)
+          four[ByteLayout::place(i, c)] = uint8_t(at[byte_index<G>(i, c)] ^ 128);
+      memcpy(at, four, sizeof four);
+    }
+  }
+  static void unpack(const void* panel, int c, int k, float* out) {
+    auto* bytes = (const uint8_t*)panel;
+    auto* scales = (const uint16_t*)((const char*)panel + scales_at(k));
+    for (int i = 0; i < k; ++i) {
+      const uint16_t scale = scales[size_t(i / G) * P + c];
+      const int q = int(bytes[ByteLayout::place(i, c)]) - 128;
+      out[i] = float(q) * (kHalfScale ? f16_to_float(scale) : bf16_to_float(scale));
+    }
+  }
+};
+
+struct Int8Dot : BytesDot<64, false> {
+  static void pack(const float* const* rows, int k, void* panel) {
+    Int8::pack(rows, k, panel);
+    reorder(k, panel);
+  }
+};
+struct Q8Dot : BytesDot<32, true> {
+  static void pack_blocks(const uint8_t* const* rows, int k, void* panel) {
+    Q8_0::pack_blocks(rows, k, panel);
+    reorder(k, panel);
+  }
+};
+
+constexpr Format kFormats[] = {
+    float_format<FloatFormat<F32>>(Type::f32),
+    {Type::bf16, false, BF16Dot::panel_bytes, BF16Dot::row_bytes, BF16Dot::prepare, BF16Dot::multiply, BF16Dot::pack,
+     nullptr, BF16Dot::unpack},
+    int_format<Int8Dot>(Type::int8, Int8Dot::pack, nullptr),
+    int_format<Q8Dot>(Type::q8_0, nullptr, Q8Dot::pack_blocks),
+    int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
+    int_format<Q4>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
+};
+const Format* format_of(Type type) { return find(kFormats, type); }
+
+// ---- measuring -----------------------------------------------------------------------------------------------------
+
+double burn_dots(int64_t steps) {
+  constexpr int n = 16;
+  F acc[n];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) acc[i] = f_set(float(i));
+  const __m512bh a = as_bf16(i_set(0x00003f00)), b = as_bf16(i_set(0x00003c00));
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) {
+      acc[i] = _mm512_dpbf16_ps(acc[i], a, b);
+      keep(acc[i]);
+    }
+  }
+  F total = acc[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < n; ++i) total = f_add(total, acc[i]);
+  return double(steps) * n * L * 4 + (lane_sum(total) > 1e30f);  // the sum must be seen to be needed
+}
+
+}  // namespace
+
+namespace eyas {
+extern const Kernels kAvx512DotKernels;
+const Kernels kAvx512DotKernels = {"avx512_dot", P,           format_of,  rms_norm,  swiglu,
+                                   attend,       log_sum_exp, sum_floats, burn_dots};
+}  // namespace eyas
