@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eyas import native
+from eyas.checkpoints.weights import dequantise
 from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.targets.base import TargetInfo
 from eyas.tree import DraftTree
@@ -159,6 +160,67 @@ def test_three_feature_levels_are_layer_inputs() -> None:
     assert features.shape == (20, 3 * 48)
     for level, layer in enumerate([2, 3, 4]):
         assert error(features[:, level * 48 : (level + 1) * 48], inputs[layer]) < 2e-6
+
+
+BLOCKS = tiny_config(hidden_size=96, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, head_dim=24)
+
+
+def blocks(kinds: tuple[str, ...], seed: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Random GGUF blocks for every matrix, the kinds in turn, and what they mean."""
+    rng = np.random.default_rng(seed)
+    packed: dict[str, Any] = {}
+    meant: dict[str, np.ndarray] = {}
+    for at, (name, array) in enumerate(tiny_weights(BLOCKS).items()):
+        if array.ndim == 1:
+            packed[name] = meant[name] = array
+            continue
+        kind = kinds[at % len(kinds)]
+        rows, columns = array.shape
+        size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
+        data = rng.integers(0, 256, (rows, columns // 32, size)).astype(np.uint8)
+        step = np.float32(2.5 / np.sqrt(columns) / (127 if kind == "Q8_0" else 7.5))
+        scale = (step * rng.uniform(0.3, 1, (rows, columns // 32)) * rng.choice([-1, 1], (rows, 1))).astype(np.float16)
+        data[..., :2] = scale[..., None].view(np.uint8)
+        if kind == "Q4_1":
+            data[..., 2:4] = (scale * np.float16(-7.5))[..., None].view(np.uint8)
+        data = data.reshape(rows, -1)
+        packed[name] = (kind, data, columns)
+        meant[name] = dequantise(kind, data)
+    return packed, meant
+
+
+@pytest.mark.parametrize("kernels", native.kernel_sets())
+@pytest.mark.parametrize("kinds", [("Q8_0",), ("Q4_0",), ("Q4_1",), ("Q4_0", "Q4_1", "Q8_0")])
+def test_gguf_blocks_run_as_they_are(kinds: tuple[str, ...], kernels: str) -> None:
+    packed, meant = blocks(kinds)
+    ids = prompt(40)
+    wanted, _, _ = reference(BLOCKS, meant, ids)
+    target = NativeTarget.from_weights(BLOCKS, packed, dtype="q4", threads=2, kernels=kernels)
+    cache = target.new_cache()
+    [output] = target.verify([(cache, DraftTree.chain(ids))])
+    exact = kinds == ("Q8_0",) and kernels not in ROUNDS_ACTIVATIONS
+    assert error(logits(output), wanted) < (5e-4 if exact else 0.05)
+    alone = np.stack(plain(target, ids))
+    assert np.array_equal(alone, logits(output))
+
+
+def test_gguf_blocks_become_other_types_as_numpy_reads_them() -> None:
+    packed, meant = blocks(("Q4_0", "Q4_1", "Q8_0"))
+    ids = prompt(20)
+    for dtype in TYPES:
+        pair = [NativeTarget.from_weights(BLOCKS, weights, dtype=dtype) for weights in (packed, meant)]
+        rows = [target.prefill(target.new_cache(), ids).row(0) for target in pair]
+        assert np.array_equal(*rows)
+
+
+def test_other_blocks_are_refused() -> None:
+    packed, _ = blocks(("Q8_0",))
+    name = "model.layers.0.mlp.up_proj.weight"
+    _, data, columns = packed[name]
+    with pytest.raises(InvalidInputError, match=r"block type Q6_K; supported: Q4_0, Q4_1, Q8_0"):
+        NativeTarget.from_weights(BLOCKS, packed | {name: ("Q6_K", data, columns)}, dtype="q4")
+    with pytest.raises(InvalidInputError, match="bytes per row"):
+        NativeTarget.from_weights(BLOCKS, packed | {name: ("Q8_0", data[:, :-1].copy(), columns)}, dtype="q4")
 
 
 # ---- the same bits ------------------------------------------------------------------------------------------------

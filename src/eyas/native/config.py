@@ -75,12 +75,12 @@ def _full_attention_positions(config: Mapping[str, Any], positions: int) -> int:
 
 
 class StoredWeights(Mapping[str, Any]):
-    """A checkpoint's tensors as the compiled part takes them: float32 and bfloat16 as stored, everything else widened
-    to float32, or, with ``keep_blocks``, the quantised blocks it knows as (type, [rows, bytes] uint8, columns)."""
+    """A checkpoint's tensors as the compiled part takes them: float32 and bfloat16 as stored, the quantised blocks it
+    knows as (type, [rows, bytes] uint8, columns), everything else widened to float32."""
 
-    def __init__(self, weights: Weights, keep_blocks: bool) -> None:
+    def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._keep_blocks = keep_blocks
+        self._names = frozenset(weights)  # asking a Mapping whether it contains a name would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -89,13 +89,13 @@ class StoredWeights(Mapping[str, Any]):
         return len(self._weights)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._weights
+        return name in self._names
 
     def __getitem__(self, name: str) -> NDArray[Any] | tuple[str, NDArray[np.uint8], int]:
         kind = self._weights.type(name)
         if kind == "BF16":
             return np.ascontiguousarray(self._weights.raw(name).array())
-        if kind in BLOCK_TYPES and self._keep_blocks:
+        if kind in BLOCK_TYPES:
             raw = self._weights.raw(name)
             return kind, np.ascontiguousarray(raw.data), raw.shape[-1]
         return np.ascontiguousarray(self._weights.float32(name))

@@ -124,7 +124,7 @@ class NativeTarget:
         kind = weight_type(dtype)
         return cls.from_weights(
             source.config,
-            StoredWeights(source.tensors, keep_blocks=kind == "q4"),
+            StoredWeights(source.tensors),
             name=source.name,
             eos_token_ids=source.eos_token_ids,
             dtype=kind,

@@ -137,8 +137,8 @@ Config read_config(const nb::dict& d) {
 
 class Loader {
  public:
-  Loader(const Kernels& kernels, Pool& pool, Arena& arena, nb::object weights, Type type)
-      : kernels_(kernels), pool_(pool), arena_(arena), weights_(std::move(weights)), type_(type) {}
+  Loader(const Kernels& kernels, Pool& pool, Arena& arena, nb::object weights, const std::string& type)
+      : kernels_(kernels), pool_(pool), arena_(arena), weights_(std::move(weights)), type_(parse_type(type)), keep_blocks_(type == "q4") {}
   const Weights& weights() const { return weights_; }
 
   struct Part {
@@ -156,7 +156,7 @@ class Loader {
       sources.push_back(held.back().source);
     }
     nb::gil_scoped_release released;
-    return Linear(kernels_, pool_, arena_, sources, type, interleave);
+    return Linear(kernels_, pool_, arena_, sources, type, keep_blocks_, interleave);
   }
   // Bias of stacked parts, laid out like the outputs of their Linear; empty when the first part has none.
   Buffer<float> bias(const std::vector<Part>& parts) const {
@@ -200,6 +200,7 @@ class Loader {
   Arena& arena_;
   Weights weights_;
   Type type_;
+  bool keep_blocks_;
 };
 
 const Kernels& kernels_named(const std::string& name) {
@@ -213,7 +214,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
   const Kernels& kernels = kernels_named(kernel_set);
   auto model = std::make_shared<Model>(kernels, pool, read_config(config));
   const Config& c = model->config();
-  Loader loader(kernels, *pool, model->arena, weights, parse_type(type));
+  Loader loader(kernels, *pool, model->arena, weights, type);
   for (int l = 0; l < c.layers; ++l)
     model->decoder.layers.push_back(loader.layer("model.layers." + std::to_string(l) + ".", c, true));
   model->norm = loader.weights().vector("model.norm.weight", c.hidden);
@@ -296,7 +297,7 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
   const Config& c = head->decoder.config;
   if (c.hidden != target->config().hidden || c.vocab != target->config().vocab)
     throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");
-  Loader loader(kernels, pool, head->arena, weights, parse_type(type));
+  Loader loader(kernels, pool, head->arena, weights, type);
   head->fc = loader.linear({{"fc.weight", c.hidden}}, 2 * c.hidden);
   head->fc_bias = loader.bias({{"fc.bias", c.hidden}});
   for (int l = 0; l < c.layers; ++l)
@@ -312,7 +313,7 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
       target->lm_head.unpack(int(id), rows.data() + size_t(i) * c.hidden);
     }
     Source source{Source::f32, Type::f32, rows.data(), n, c.hidden};
-    head->own_lm_head = Linear(kernels, pool, head->arena, {source}, parse_type(type));
+    head->own_lm_head = Linear(kernels, pool, head->arena, {source}, parse_type(type), false);
   }
   return head;
 }

@@ -1,9 +1,19 @@
 #include "linear.h"
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
 namespace eyas {
+namespace {
+
+float half(const uint8_t* p) {
+  const int h = p[0] | p[1] << 8, exponent = h >> 10 & 31, mantissa = h & 1023;
+  const float size = exponent ? std::ldexp(float(mantissa + 1024), exponent - 25) : std::ldexp(float(mantissa), -24);
+  return h & 0x8000 ? -size : size;
+}
+
+}  // namespace
 
 size_t Source::row_bytes() const {
   if (kind == f32) return size_t(cols) * 4;
@@ -18,16 +28,37 @@ void Source::read_row(int row, float* out) const {
     std::memcpy(out, p, size_t(cols) * 4);
     return;
   }
-  for (int i = 0; i < cols; ++i) {
-    uint16_t half;
-    std::memcpy(&half, p + size_t(i) * 2, 2);
-    uint32_t bits = uint32_t(half) << 16;
-    std::memcpy(out + i, &bits, 4);
+  if (kind == bf16) {
+    for (int i = 0; i < cols; ++i) {
+      uint16_t high;
+      std::memcpy(&high, p + size_t(i) * 2, 2);
+      uint32_t bits = uint32_t(high) << 16;
+      std::memcpy(out + i, &bits, 4);
+    }
+    return;
+  }
+  const auto* block = reinterpret_cast<const uint8_t*>(p);
+  for (float* end = out + cols; out < end; out += 32) {
+    const float d = half(block);
+    if (type == Type::q8_0) {
+      for (int i = 0; i < 32; ++i) out[i] = float(int8_t(block[2 + i])) * d;
+      block += 34;
+      continue;
+    }
+    const bool has_min = type == Type::q4_1;
+    const float m = has_min ? half(block + 2) : 0.0f;
+    block += has_min ? 4 : 2;
+    for (int i = 0; i < 16; ++i) {
+      const int low = block[i] & 15, high = block[i] >> 4;
+      out[i] = has_min ? float(low) * d + m : float(low - 8) * d;
+      out[i + 16] = has_min ? float(high) * d + m : float(high - 8) * d;
+    }
+    block += 16;
   }
 }
 
 Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vector<Source>& sources, Type type,
-               bool interleave) {
+               bool keep_blocks, bool interleave) {
   cols_ = kernels.panel_cols;
   k_ = sources.at(0).cols;
   struct Job {
@@ -38,7 +69,7 @@ Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vect
   };
   std::vector<Job> jobs;
   auto add = [&](const Source& source, int panel) {
-    const Format* format = kernels.format(source.kind == Source::blocks ? source.type : type);
+    const Format* format = kernels.format(keep_blocks && source.kind == Source::blocks ? source.type : type);
     jobs.push_back({&source, panel * cols_, format, 0});
   };
   for (const Source& source : sources)
@@ -74,14 +105,14 @@ Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vect
       for (int c = 0; c < cols_; ++c) {
         int row = job.first_row + c;
         bool real = row < job.source->rows;
-        if (job.source->kind == Source::blocks) {
+        if (keep_blocks && job.source->kind == Source::blocks) {
           blocks[c] = real ? static_cast<const uint8_t*>(job.source->data) + row * job.source->row_bytes() : nullptr;
         } else {
           rows[c] = real ? &values[size_t(c) * k_] : nullptr;
           if (real) job.source->read_row(row, &values[size_t(c) * k_]);
         }
       }
-      if (job.source->kind == Source::blocks)
+      if (keep_blocks && job.source->kind == Source::blocks)
         job.format->pack_blocks(blocks.data(), k_, panel);
       else
         job.format->pack(rows.data(), k_, panel);

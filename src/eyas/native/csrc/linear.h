@@ -19,7 +19,7 @@ struct Source {
   const void* data;
   int rows, cols;
   size_t row_bytes() const;
-  void read_row(int row, float* out) const;  // f32 and bf16
+  void read_row(int row, float* out) const;
 };
 
 struct Panel {
@@ -28,12 +28,13 @@ struct Panel {
 };
 
 // Several sources with the same K one after the other, each padded to whole panels. Interleaved (two sources of equal
-// height): a panel of the first, the same panel of the second, and so on.
+// height): a panel of the first, the same panel of the second, and so on. GGUF blocks are packed as they are with
+// `keep_blocks`, else they become `type` like everything.
 class Linear {
  public:
   Linear() = default;
   Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vector<Source>& sources, Type type,
-         bool interleave = false);
+         bool keep_blocks, bool interleave = false);
 
   int k() const { return k_; }
   int panel_cols() const { return cols_; }
