@@ -18,7 +18,8 @@ from eyas.heads.config import EagleConfig
 from eyas.heads.eagle import EagleHead, HeadCache, causal_mask, head_arrays
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.policies.base import Candidates
-from eyas.tree import DraftTree, Ints
+from eyas.policies.trace import PolicyTrace
+from eyas.tree import DraftTree
 
 H, V = 16, 40
 LLAMA3 = {
@@ -47,23 +48,6 @@ POLICIES: list[TreePolicy] = [
     StaticPolicy.eagle1(),
     StaticPolicy.chain(5),
 ]
-
-
-class Recorder:
-    """A policy that keeps the candidates of the last cycle."""
-
-    def __init__(self, policy: TreePolicy) -> None:
-        self._policy = policy
-        self.num_steps, self.topk = policy.num_steps, policy.topk
-        self.num_draft_tokens = policy.num_draft_tokens
-        self.candidates = Candidates.root(0)
-
-    def expand(self, candidates: Candidates) -> Ints:
-        return self._policy.expand(candidates)
-
-    def select(self, candidates: Candidates) -> Ints:
-        self.candidates = candidates
-        return self._policy.select(candidates)
 
 
 def make_drafter(
@@ -132,7 +116,7 @@ def test_every_node_equals_its_own_path_from_scratch(policy: TreePolicy, changes
     tokens, features = context(9)
     session = drafter.new_session()
     session.commit(tokens, features)
-    recorder = Recorder(policy)
+    recorder = PolicyTrace(policy)
     tree = session.propose(tokens[-1], recorder, max_depth=99)
     assert recorder.candidates.depth == policy.num_steps
     assert tree.tokens[0] == tokens[-1]
@@ -161,7 +145,7 @@ def test_after_each_cycle_the_state_is_that_of_a_fresh_session(num_layers: int) 
     session = drafter.new_session()
     session.commit(tokens, features)
     for cycle in range(8):
-        recorder = Recorder(DYNAMIC)
+        recorder = PolicyTrace(DYNAMIC)
         tree = session.propose(tokens[-1], recorder, max_depth=99)
         assert_recomputed(drafter, recorder.candidates, tokens, features)
         fresh = drafter.new_session()
@@ -288,7 +272,7 @@ def test_draft_vocabulary_proposes_target_ids() -> None:
     tokens, features = context(7)
     session = drafter.new_session()
     session.commit(tokens, features)
-    recorder = Recorder(DYNAMIC)
+    recorder = PolicyTrace(DYNAMIC)
     session.propose(tokens[-1], recorder, 99)
     assert set(recorder.candidates.tokens[1:].tolist()) <= set(ids.tolist())
     assert_recomputed(drafter, recorder.candidates, tokens, features)
@@ -331,7 +315,7 @@ def test_half_precision_confidences_are_float32_and_near() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         session = make_drafter(dtype=dtype).new_session()
         session.commit(tokens, features)
-        recorders.append(Recorder(DYNAMIC))
+        recorders.append(PolicyTrace(DYNAMIC))
         session.propose(tokens[-1], recorders[-1], 1)
     full, half = (recorder.candidates for recorder in recorders)
     assert half.log_probs.dtype == np.float32

@@ -21,7 +21,7 @@ from eyas.drafters.native_eagle import NativeEagleDrafter, NativeEagleSession
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import EagleConfig
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
-from eyas.policies.base import Candidates
+from eyas.policies.trace import PolicyTrace
 from eyas.targets.native import NativeTarget
 from eyas.tree import DraftTree, Floats, Ints
 from support.decoder import tiny_config, tiny_weights
@@ -48,22 +48,6 @@ POLICIES: list[TreePolicy] = [
     StaticPolicy.eagle1(),
     StaticPolicy.chain(5),
 ]
-
-
-class Recorder:
-    """A policy that keeps the candidates of the last cycle."""
-
-    def __init__(self, policy: TreePolicy) -> None:
-        self._policy = policy
-        self.num_steps, self.topk, self.num_draft_tokens = policy.num_steps, policy.topk, policy.num_draft_tokens
-        self.candidates = Candidates.root(0)
-
-    def expand(self, candidates: Candidates) -> Ints:
-        return self._policy.expand(candidates)
-
-    def select(self, candidates: Candidates) -> Ints:
-        self.candidates = candidates
-        return self._policy.select(candidates)
 
 
 def checkpoint(config: EagleConfig = CONFIG, d2t: Ints | None = None) -> EagleCheckpoint:
@@ -98,7 +82,7 @@ def pairs(count: int, seed: int = 0) -> tuple[list[int], Floats]:
 def assert_same_trees(
     ours: NativeEagleSession, twin: EagleSession, root: int, policy: TreePolicy, max_depth: int = 10
 ) -> DraftTree:
-    records = Recorder(policy), Recorder(policy)
+    records = PolicyTrace(policy), PolicyTrace(policy)
     tree = ours.propose(root, records[0], max_depth)
     wanted = twin.propose(root, records[1], max_depth)
     assert records[0].candidates.tokens.tolist() == records[1].candidates.tokens.tolist()
@@ -142,7 +126,7 @@ def test_a_vocabulary_smaller_than_topk_is_filled_up() -> None:
     session = drafter.new_session()
     tokens, features = pairs(4)
     session.commit(tokens, features)
-    record = Recorder(DynamicPolicy(num_steps=1, topk=5, num_draft_tokens=3))
+    record = PolicyTrace(DynamicPolicy(num_steps=1, topk=5, num_draft_tokens=3))
     tree = session.propose(tokens[-1], record, 4)
     assert sorted(tree.tokens[1:].tolist()) == [4, 9, 11]
     assert np.isneginf(record.candidates.log_probs[4:]).all()
@@ -153,7 +137,7 @@ def test_committing_in_parts_or_at_once_gives_the_same_bits() -> None:
     tokens, features = pairs(300)
     one, many = drafter.new_session(), drafter.new_session()
     one.commit(tokens, features)
-    records = Recorder(POLICIES[0]), Recorder(POLICIES[0])
+    records = PolicyTrace(POLICIES[0]), PolicyTrace(POLICIES[0])
     start = 0
     for count in (100, 1, 3, 64, 132):
         many.commit(tokens[start : start + count], features[start : start + count])
@@ -202,7 +186,7 @@ def test_packed_types_stay_near_float32(dtype: str) -> None:
     for kind in ("float32", dtype):
         session = NativeEagleDrafter(read, load_target(kind)).new_session()
         session.commit(tokens, features)
-        record = Recorder(DynamicPolicy(num_steps=1, topk=len(chosen), num_draft_tokens=5))
+        record = PolicyTrace(DynamicPolicy(num_steps=1, topk=len(chosen), num_draft_tokens=5))
         session.propose(tokens[-1], record, 1)
         order = np.argsort(record.candidates.tokens[1:])
         logs.append(np.exp(record.candidates.log_probs[1:][order]))

@@ -106,6 +106,15 @@ class Weights(Mapping[str, NDArray[Any]], ABC):
     def type(self, name: str) -> str:
         """Storage type, without reading the values: "F32", "BF16", "Q4_1", ..."""
 
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        try:
+            self.type(name)  # Mapping's own test would read the values
+        except KeyError:
+            return False
+        return True
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.raw(name).array()
 

@@ -80,7 +80,6 @@ class StoredWeights(Mapping[str, Any]):
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._names = frozenset(weights)  # asking a Mapping whether it contains a name would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -89,7 +88,7 @@ class StoredWeights(Mapping[str, Any]):
         return len(self._weights)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self._weights
 
     def __getitem__(self, name: str) -> NDArray[Any] | tuple[str, NDArray[np.uint8], int]:
         kind = self._weights.type(name)

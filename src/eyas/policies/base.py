@@ -95,7 +95,7 @@ class TreePolicy(Protocol):
         ...
 
     def expand(self, candidates: Candidates) -> Ints:
-        """[n] int64, indices within the newest level to expand next (increasing); empty stops the growth.
+        """[n] int64, increasing candidate indices, all of the newest level, to expand next; empty stops the growth.
 
         Asked from the root on (``candidates.depth == 0``), until ``num_steps`` levels exist.
         """
