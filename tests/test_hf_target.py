@@ -119,6 +119,9 @@ def test_three_feature_levels_are_layer_inputs() -> None:
     states = target.model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
     expected = torch.cat([states[2][0], states[3][0], states[3][0]], dim=-1)  # L = 6: 2, L // 2, L - 3
     np.testing.assert_allclose(out.features, expected.detach(), atol=1e-5)
+    both = HFTarget(target.model, "tiny", feature_levels=4)
+    joined = both.prefill(both.new_cache(), PROMPT).features
+    np.testing.assert_allclose(joined, torch.cat([expected, states[6][0]], dim=-1).detach(), atol=1e-5)
 
 
 def test_one_pass_over_requests_of_different_length_equals_each_alone() -> None:

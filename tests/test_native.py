@@ -160,6 +160,11 @@ def test_three_feature_levels_are_layer_inputs() -> None:
     assert features.shape == (20, 3 * 48)
     for level, layer in enumerate([2, 3, 4]):
         assert error(features[:, level * 48 : (level + 1) * 48], inputs[layer]) < 2e-6
+    both = load(config, feature_levels=4)
+    joined = both.prefill(both.new_cache(), ids).features
+    alone = load(config)
+    last = alone.prefill(alone.new_cache(), ids).features
+    np.testing.assert_array_equal(joined, np.concatenate([features, last], axis=1))
 
 
 BLOCKS = tiny_config(hidden_size=96, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, head_dim=24)

@@ -53,7 +53,7 @@ def load_target(
         dtype: weight type; "auto" takes the engine's best for the device.
         device: "cpu", "cuda", ...; anything but the CPU needs the transformers engine.
         threads: CPU threads; None uses all cores.
-        feature_levels: hidden states per feature row that the draft head needs: 1, or 3 for EAGLE-3.
+        feature_levels: hidden states per feature row that the draft head needs: 1, 3 for EAGLE-3, 4 for data.
         progress: told about downloads, one line each.
 
     Raises:

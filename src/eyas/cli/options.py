@@ -45,7 +45,7 @@ class ModelOptions:
     device: Annotated[str, _model(help="cpu, cuda, cuda:1, ...")] = "cpu"
     threads: Annotated[int | None, _model(help="CPU threads. Default: all cores.", show_default=False)] = None
 
-    def load(self) -> LoadedTarget:
+    def load(self, feature_levels: int = 1) -> LoadedTarget:
         from eyas.loading import load_target
 
         return load_target(
@@ -54,6 +54,7 @@ class ModelOptions:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
+            feature_levels=feature_levels,
             progress=lambda line: print(line, file=sys.stderr, flush=True),
         )
 

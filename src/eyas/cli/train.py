@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
 
@@ -66,13 +66,16 @@ def answer_command(
     options: AnswerOptions,
     out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
     limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
+    features: Annotated[
+        Literal["eagle", "eagle3", "both"], Option(help="The kind of head to train; both takes four times the room.")
+    ] = "eagle",
 ) -> None:
     """Let the model answer prompts itself and keep its features: what a draft head learns from."""
     from eyas.train.answer import AnswerSettings, answer_prompts, read_prompts
 
     settings = AnswerSettings(**given(options))
     chosen = read_prompts(prompts)[:limit]
-    loaded = model.load()
+    loaded = model.load({"eagle": 1, "eagle3": 3, "both": 4}[features])
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.tree import DraftTree, Floats, Ints
 
 Features = Any
@@ -29,7 +30,8 @@ class TargetInfo:
         engine: "transformers" or "native".
         dtype: weight type: "float32", "bfloat16", "int8", ...
         feature_levels: how many hidden states of size H stand side by side in one feature row: 1 (the input of
-            lm_head, EAGLE-1/2) or 3 (inputs of layers 2, L//2 and L-3, EAGLE-3).
+            lm_head, EAGLE-1/2), 3 (inputs of layers 2, L//2 and L-3, EAGLE-3) or 4 (those three, then that one: data
+            from which either kind of head learns).
     """
 
     name: str
@@ -41,6 +43,21 @@ class TargetInfo:
     engine: str
     dtype: str
     feature_levels: int = 1
+
+
+def feature_layers(levels: int, num_layers: int) -> tuple[int, ...]:
+    """The layers whose inputs are the features; ``num_layers`` stands for lm_head, behind the final norm.
+
+    Raises:
+        InvalidInputError: levels other than 1, 3 and 4.
+        UnsupportedModelError: too few layers for three different inputs.
+    """
+    if levels not in (1, 3, 4):
+        raise InvalidInputError(f"feature_levels is 1 (EAGLE-1/2), 3 (EAGLE-3) or 4 (both), got {levels}")
+    if levels > 1 and num_layers < 6:
+        raise UnsupportedModelError(f"EAGLE-3 features need a model of at least 6 layers, this one has {num_layers}")
+    inner = (2, num_layers // 2, num_layers - 3) if levels > 1 else ()
+    return inner if levels == 3 else (*inner, num_layers)
 
 
 class TargetOutput(Protocol):

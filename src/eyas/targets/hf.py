@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.models import ModelSource
-from eyas.targets.base import TargetCache, TargetInfo, TargetOutput
+from eyas.targets.base import TargetCache, TargetInfo, TargetOutput, feature_layers
 from eyas.targets.hf_cache import CachePool, PooledCache, PoolPass
 from eyas.tree import Bools, DraftTree, Floats, Ints
 
@@ -120,7 +120,7 @@ class HFTarget:
         name: as the user gave it.
         eos_token_ids: default: those of the model's generation config.
         max_positions: default: the config's context limit.
-        feature_levels: 1 or 3, see ``TargetInfo``.
+        feature_levels: 1, 3 or 4, see ``TargetInfo``.
     """
 
     def __init__(
@@ -133,15 +133,13 @@ class HFTarget:
         feature_levels: int = 1,
     ) -> None:
         config = model.config.get_text_config()
-        if feature_levels not in (1, 3):
-            raise InvalidInputError(f"feature_levels is 1 (EAGLE-1/2) or 3 (EAGLE-3), got {feature_levels}")
         if eos_token_ids is None:
             eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
             eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.model = model
         self._pools: dict[int, CachePool] = {}
         layers = int(config.num_hidden_layers)
-        self._levels = (2, layers // 2, layers - 3) if feature_levels == 3 else (-1,)
+        self._feature_layers = feature_layers(feature_levels, layers)
         self._info = TargetInfo(
             name=name,
             vocab_size=self.lm_head_weight.shape[0],
@@ -257,7 +255,7 @@ class HFTarget:
             logits_to_keep=1 if last_logits_only else 0,
             output_hidden_states=True,
         )
-        hidden = torch.cat([output.hidden_states[level] for level in self._levels], dim=-1)  # [B, N, F]
+        hidden = torch.cat([output.hidden_states[level] for level in self._feature_layers], dim=-1)  # [B, N, F]
         outputs = []
         for line, entry in enumerate(entries):
             n = len(entry.tokens)

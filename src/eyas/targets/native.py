@@ -14,7 +14,7 @@ import numpy as np
 from eyas import native
 from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.native.config import StoredWeights, core_config, weight_type
-from eyas.targets.base import TargetCache, TargetInfo, TargetOutput
+from eyas.targets.base import TargetCache, TargetInfo, TargetOutput, feature_layers
 from eyas.tree import DraftTree, Floats, Ints
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class NativeTarget:
             dtype: "bfloat16" ("auto"), "int8", "float32", or "q4": the blocks of a GGUF file as they are (Q4_0, Q4_1,
                 Q8_0; anything else becomes int8).
             threads: None takes every processor this process may use.
-            feature_levels: 1 (post-norm features, EAGLE-1/2) or 3 (inputs of layers 2, L//2, L-3, EAGLE-3).
+            feature_levels: 1, 3 or 4, see ``TargetInfo``.
             kernels: a kernel set by name instead of the best one, for tests.
 
         Raises:
@@ -153,14 +153,10 @@ class NativeTarget:
         kind = weight_type(dtype)
         numbers = core_config(config)
         layers = numbers["num_hidden_layers"]
-        if feature_levels not in (1, 3):
-            raise InvalidInputError(f"feature_levels is 1 or 3, got {feature_levels}")
-        if feature_levels == 3 and layers < 6:
-            raise UnsupportedModelError(f"EAGLE-3 features need a model of at least 6 layers, this one has {layers}")
-        taps = [2, layers // 2, layers - 3] if feature_levels == 3 else []
+        inputs = feature_layers(feature_levels, layers)
         pool = native.core().Pool(threads or native.default_threads())
         try:
-            core = native.core().Model.load(numbers, weights, kind, pool, taps, kernels)
+            core = native.core().Model.load(numbers, weights, kind, pool, inputs, kernels)
         except ValueError as error:
             raise InvalidInputError(f"{name}: {error}") from None
         info = TargetInfo(

@@ -226,8 +226,8 @@ def _choose(output: TargetOutput, slot: _Slot, settings: AnswerSettings) -> int:
     """The next token from the last row with logits."""
     if slot.greedy:
         return int(output.argmax()[-1])
-    logits = output.row(-1).astype(np.float64) / settings.temperature
-    cumulative = np.exp(logits - logits.max()).cumsum()
+    logits = output.row(-1)
+    cumulative = np.exp((logits - logits.max()) / settings.temperature).cumsum(dtype=np.float64)
     return int(np.searchsorted(cumulative, slot.rng.random() * cumulative[-1], side="right"))
 
 

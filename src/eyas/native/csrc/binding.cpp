@@ -224,8 +224,10 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
     Type table = parse_type(type) == Type::f32 ? Type::f32 : Type::bf16;
     model->embedding = loader.linear({{"model.embed_tokens.weight", c.vocab}}, c.hidden, table, false);
   }
+  if (feature_layers.empty() || !std::is_sorted(feature_layers.begin(), feature_layers.end()))
+    throw std::invalid_argument("feature layers are given in ascending order, at least one");
   for (int l : feature_layers)
-    if (l < 0 || l >= c.layers) throw std::invalid_argument("feature layer " + std::to_string(l) + " does not exist");
+    if (l < 0 || l > c.layers) throw std::invalid_argument("feature layer " + std::to_string(l) + " does not exist");
   model->feature_layers = std::move(feature_layers);
   return model;
 }
@@ -439,7 +441,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Model>(m, "Model")
       .def_static("load", &make_model, nb::arg("config"), nb::arg("weights"), nb::arg("type"), nb::arg("pool"),
-                  nb::arg("feature_layers") = std::vector<int>{}, nb::arg("kernels") = "")
+                  nb::arg("feature_layers"), nb::arg("kernels") = "")
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("streamed_bytes", &Model::streamed_bytes)
       .def_prop_ro("multiplications", &Model::multiplications)

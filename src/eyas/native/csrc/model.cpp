@@ -41,12 +41,14 @@ void Model::forward(const Rows& rows, const int64_t* tokens, const std::vector<i
           for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, features + r * feature_ld + size_t(level) * h);
       decoder.run_layer(l, rows, thread);
     }
+    // The input of lm_head, if it is a feature, stands last.
+    const bool is_feature = features && feature_layers.back() == config().layers;
     for (int r = begin; r < end; ++r) {
-      const bool is_feature = features && feature_layers.empty();
       if (place[r] < 0 && !is_feature) continue;
-      float* out = place[r] >= 0 ? normed + place[r] * ld : features + r * feature_ld;
+      float* feature = is_feature ? features + (r + 1) * feature_ld - h : nullptr;
+      float* out = place[r] >= 0 ? normed + place[r] * ld : feature;
       decoder.kernels.rms_norm(x + r * ld, norm.get(), config().eps, h, out);
-      if (is_feature && place[r] >= 0) std::copy_n(out, h, features + r * feature_ld);
+      if (is_feature && place[r] >= 0) std::copy_n(out, h, feature);
     }
     pool->barrier();
     if (asked == 0) return;

@@ -18,10 +18,10 @@ class Model {
   Linear embedding;  // empty: tied to lm_head
   Linear lm_head;
   Buffer<float> norm;
-  std::vector<int> feature_layers;  // features are the inputs of these layers; none: the input of lm_head
+  std::vector<int> feature_layers;  // ascending; features are the inputs of these layers, `layers` being lm_head's
 
   const Config& config() const { return decoder.config; }
-  int feature_size() const { return config().hidden * std::max<int>(1, int(feature_layers.size())); }
+  int feature_size() const { return config().hidden * int(feature_layers.size()); }
   size_t weight_bytes() const { return embedding.bytes() + streamed_bytes(); }
   size_t streamed_bytes() const;   // weights that one pass reads
   double multiplications() const;  // by weights, per row with logits
