@@ -15,10 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.checkpoints.eagle import check_fits, load_eagle, save_eagle
+from eyas.checkpoints.eagle import load_eagle, save_eagle
+from eyas.checkpoints.head_layout import check_fits
 from eyas.errors import CheckpointError
 from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, head_arrays, head_from_arrays, initialise
+from eyas.heads.eagle import EagleHead, head_from_arrays, initialise
+from eyas.heads.layers import head_arrays
 from eyas.targets.base import TargetInfo
 
 CONFIG = EagleConfig(

@@ -15,7 +15,8 @@ from eyas.drafters import eagle
 from eyas.drafters.eagle import EagleDrafter, EagleSession
 from eyas.errors import InvalidInputError
 from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, HeadCache, causal_mask, head_arrays
+from eyas.heads.eagle import EagleHead
+from eyas.heads.layers import HeadCache, causal_mask, head_arrays
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.policies.base import Candidates
 from eyas.policies.trace import PolicyTrace

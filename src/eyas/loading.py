@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.checkpoints.eagle import EagleCheckpoint, check_fits, load_eagle
+from eyas.checkpoints.eagle import EagleCheckpoint, load_eagle
+from eyas.checkpoints.head_layout import check_fits
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
 from eyas.fetch import Progress

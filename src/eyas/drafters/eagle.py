@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from eyas.errors import InvalidInputError
-from eyas.heads.eagle import EagleHead, HeadCache, draft_rows, head_from_arrays
+from eyas.heads.eagle import EagleHead, draft_rows, head_from_arrays
+from eyas.heads.layers import HeadCache
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.tree import Bools, DraftTree, Ints

@@ -1,10 +1,10 @@
-"""The shape of an EAGLE-1/2 head, and the tensors a head of that shape consists of."""
+"""The shapes of draft heads, and the tensors a head of each shape consists of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from eyas.errors import InvalidInputError
 
@@ -13,8 +13,8 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 @dataclass(frozen=True)
-class EagleConfig:
-    """Everything that fixes a head's arithmetic; field names are those of a Llama ``config.json``.
+class HeadConfig:
+    """What fixes the arithmetic of any draft head; field names are those of a Llama ``config.json``.
 
     Attributes:
         hidden_size: H, that of the target.
@@ -23,14 +23,13 @@ class EagleConfig:
         num_key_value_heads: key/value heads; divides ``num_attention_heads``.
         head_dim: size of one attention head, even; need not be ``hidden_size / num_attention_heads``.
         vocab_size: V, that of the target.
-        num_layers: decoder layers; 1 as published. Layers after the first have an input norm.
+        num_layers: decoder layers.
         rms_norm_eps: added to the mean square under the root.
         rope_theta: base of the rotary frequencies; official heads use 10000 whatever their target uses.
         rope_scaling: how the frequencies are stretched, as in ``config.json`` (see ``eyas.heads.rope``).
         max_position_embeddings: positions the head was made for.
-        fc_bias: ``fc`` has a bias (``bias`` in ``config.json``).
         qkv_bias: the query, key and value projections have biases (Qwen2).
-        draft_vocab_size: rows of lm_head that are scored, or None for all of them.
+        draft_vocab_size: tokens that are scored, or None for all of them.
         hidden_act: activation of the MLP's gate, one of ``ACTIVATIONS``.
     """
 
@@ -45,7 +44,6 @@ class EagleConfig:
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     max_position_embeddings: int = 2048
-    fc_bias: bool = False
     qkv_bias: bool = False
     draft_vocab_size: int | None = None
     hidden_act: str = "silu"
@@ -55,7 +53,7 @@ class EagleConfig:
         for name in (*sizes, "vocab_size", "num_layers", "max_position_embeddings"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInputError(f"{name} of an EAGLE head must be a whole number >= 1, got {value!r}")
+                raise InvalidInputError(f"{name} of a draft head must be a whole number >= 1, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidInputError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
@@ -74,13 +72,48 @@ class EagleConfig:
                 f"draft_vocab_size must lie between 1 and vocab_size ({self.vocab_size}), got {self.draft_vocab_size}"
             )
 
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens among which the head chooses."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    def layer_shapes(self, at: str, input_size: int) -> dict[str, tuple[int, ...]]:
+        """A decoder layer's projections and the norm before its MLP, under names that begin with ``at``.
+
+        Args:
+            input_size: what queries, keys and values read.
+        """
+        hidden, mlp = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            shapes[f"{at}self_attn.{name}.weight"] = (rows, input_size)
+            if self.qkv_bias:
+                shapes[f"{at}self_attn.{name}.bias"] = (rows,)
+        shapes[at + "self_attn.o_proj.weight"] = (hidden, queries)
+        shapes[at + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[at + "mlp.gate_proj.weight"] = (mlp, hidden)
+        shapes[at + "mlp.up_proj.weight"] = (mlp, hidden)
+        shapes[at + "mlp.down_proj.weight"] = (hidden, mlp)
+        return shapes
+
+
+@dataclass(frozen=True)
+class EagleConfig(HeadConfig):
+    """The shape of an EAGLE-1/2 head: 1 layer as published; layers after the first have an input norm.
+
+    Attributes:
+        fc_bias: ``fc`` has a bias (``bias`` in ``config.json``).
+    """
+
+    fc_bias: bool = False
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the head's own weights in the official checkpoint layout.
 
         ``fc.weight`` [H, 2H] reads the embedding first, the feature second.
         """
-        hidden, mlp = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
         if self.fc_bias:
             shapes["fc.bias"] = (hidden,)
@@ -88,13 +121,37 @@ class EagleConfig:
             at = f"layers.{layer}."
             if layer > 0:
                 shapes[at + "input_layernorm.weight"] = (hidden,)
-            for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-                shapes[f"{at}self_attn.{name}.weight"] = (rows, hidden)
-                if self.qkv_bias:
-                    shapes[f"{at}self_attn.{name}.bias"] = (rows,)
-            shapes[at + "self_attn.o_proj.weight"] = (hidden, queries)
-            shapes[at + "post_attention_layernorm.weight"] = (hidden,)
-            shapes[at + "mlp.gate_proj.weight"] = (mlp, hidden)
-            shapes[at + "mlp.up_proj.weight"] = (mlp, hidden)
-            shapes[at + "mlp.down_proj.weight"] = (hidden, mlp)
+            shapes |= self.layer_shapes(at, hidden)
         return shapes
+
+
+@dataclass(frozen=True)
+class Eagle3Config(HeadConfig):
+    """The shape of an EAGLE-3 head: one layer over ``FEATURE_LEVELS`` levels of the target, with norm and lm_head."""
+
+    FEATURE_LEVELS: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_layers != 1:
+            raise InvalidInputError(f"an EAGLE-3 head has one layer, got num_layers {self.num_layers}")
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the features that ``fc`` reads."""
+        return self.FEATURE_LEVELS * self.hidden_size
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the head's own weights in the official checkpoint layout, the vocabulary maps left out.
+
+        Queries, keys and values read the embedding first, the hidden state second.
+        """
+        hidden = self.hidden_size
+        return {
+            "fc.weight": (hidden, self.feature_size),
+            "midlayer.input_layernorm.weight": (hidden,),
+            "midlayer.hidden_norm.weight": (hidden,),
+            **self.layer_shapes("midlayer.", 2 * hidden),
+            "norm.weight": (hidden,),
+            "lm_head.weight": (self.scored_tokens, hidden),
+        }
