@@ -21,7 +21,7 @@ from eyas.heads.eagle import EagleHead, HeadCache, initialise
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
 from eyas.train.evaluate import simulate
-from eyas.train.losses import distillation_loss, regression_loss, weighted_mean
+from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.store import Document, StoreWriter
 from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer, TrainSettings, batch_loss, learning_rate
 
@@ -51,7 +51,7 @@ def document(length: int, seed: int = 0, prompt: int = 3, index: int = 0) -> Doc
     following = (features.float() @ weights().lm_head.T).argmax(-1).numpy()
     ids = np.concatenate([[seed % VOCAB], following[:-1]]).astype(np.int64)
     answer = np.arange(length) >= prompt
-    return Document(ids, answer, features, int(following[-1]), index, True)
+    return Document(ids, answer, features, features, int(following[-1]), index, True)
 
 
 def head(seed: int = 0) -> EagleHead:
@@ -83,22 +83,47 @@ def write_store(path: Path, documents: Sequence[Document]) -> Path:
 def test_losses_by_hand() -> None:
     predicted, true = torch.tensor([[0.5, 3.0]]), torch.tensor([[0.0, 0.0]])
     assert float(regression_loss(predicted, true)) == pytest.approx((0.5 * 0.25 + 2.5) / 2)
-    teacher = torch.tensor([[math.log(3.0), 0.0]])  # 3/4, 1/4
-    student = torch.tensor([[0.0, 0.0]])
-    assert float(distillation_loss(student, teacher)) == pytest.approx(math.log(2))
+    features, one = torch.tensor([[math.log(3.0), 0.0]]), torch.ones(1)
+    teacher = teacher_probabilities(features, torch.eye(2))
+    torch.testing.assert_close(teacher, torch.tensor([[0.75, 0.25]]))
+    loss, same = distillation_loss(torch.tensor([[0.0, 1.0]]), torch.eye(2), teacher, one)
+    assert float(loss) == pytest.approx(math.log(1 + math.e) - 0.25)
+    assert same.tolist() == [False]
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert float(distillation_loss(teacher, teacher)) == pytest.approx(entropy)
+    loss, same = distillation_loss(features, torch.eye(2), teacher, one)
+    assert float(loss) == pytest.approx(entropy)
+    assert same.tolist() == [True]
     assert float(weighted_mean(torch.tensor([2.0, 8.0]), torch.tensor([3.0, 1.0]))) == 3.5
     assert float(weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]))) == 0.0
 
 
 def test_a_masked_row_gives_no_gradient() -> None:
     student = torch.zeros(2, 4, requires_grad=True)
-    losses = distillation_loss(student, torch.randn(2, 4))
-    weighted_mean(losses, torch.tensor([0.0, 1.0])).backward()  # type: ignore[no-untyped-call]
+    teacher = torch.randn(2, 4).softmax(-1)
+    distillation_loss(student, torch.eye(4), teacher, torch.tensor([0.0, 1.0]))[0].backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
     assert (student.grad[0] == 0).all()
     assert (student.grad[1] != 0).all()
+
+
+def test_distillation_in_chunks_is_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value and both gradients against PyTorch's own, over several chunks and a scaled loss."""
+    monkeypatch.setattr("eyas.train.losses.CHUNK", 4)
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(10, 6, generator=generator, requires_grad=True)
+    lm_head = torch.randn(9, 6, generator=generator, requires_grad=True)
+    teacher = torch.randn(10, 9, generator=generator).softmax(-1)
+    chances = torch.rand(10, generator=generator)
+    logits = features @ lm_head.T
+    wanted = (torch.nn.functional.cross_entropy(logits, teacher, reduction="none") * chances).sum() / chances.sum()
+    (3 * wanted).backward()
+    expected = [features.grad, lm_head.grad]
+    features.grad = lm_head.grad = None
+    loss, same = distillation_loss(features, lm_head, teacher, chances)
+    (3 * loss).backward()
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close([features.grad, lm_head.grad], expected)
+    assert same.tolist() == (logits.argmax(-1) == teacher.argmax(-1)).tolist()
 
 
 # Batches
@@ -107,7 +132,7 @@ def test_a_masked_row_gives_no_gradient() -> None:
 def test_six_tokens_by_hand() -> None:
     """Prompt a b, answer c d e f, of which f was never taken in. Pair t predicts the token t + 2."""
     features = torch.arange(5.0)[:, None].expand(5, HIDDEN).bfloat16()
-    six = Document(np.array([10, 11, 12, 13, 14]), np.array([0, 0, 1, 1, 1], bool), features, 15, 0, True)
+    six = Document(np.array([10, 11, 12, 13, 14]), np.array([0, 0, 1, 1, 1], bool), features, features, 15, 0, True)
     batch = make_batch([[six]], 6, prompt_weight=0.25)
     assert batch.tokens[0].tolist() == [11, 12, 13, 14, 0, 0]
     assert batch.features[0, :, 0].tolist() == [0, 1, 2, 3, 0, 0]
@@ -214,7 +239,7 @@ def test_unrolled_steps_compute_what_drafting_computes() -> None:
 
 def test_draft_vocabulary() -> None:
     features = torch.zeros(4, HIDDEN).bfloat16()
-    item = Document(np.array([9, 9, 20, 7]), np.array([0, 0, 1, 1], bool), features, 20, 0, True)
+    item = Document(np.array([9, 9, 20, 7]), np.array([0, 0, 1, 1], bool), features, features, 20, 0, True)
     d2t = choose_draft_vocabulary([item], VOCAB, 4)
     assert (np.arange(4) + d2t).tolist() == [0, 7, 9, 20]
     assert coverage([item], d2t) == 1.0
@@ -344,7 +369,7 @@ def test_simulation_counts_like_decoding() -> None:
 def test_wrong_runs_are_refused(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", corpus()[:2])
     small = EagleConfig(8, 8, 1, 1, 8, VOCAB)
-    with pytest.raises(InvalidInputError, match="hidden size is 8"):
+    with pytest.raises(InvalidInputError, match="hidden size 16, the head's is 8"):
         Trainer([store], weights(), small, SHORT, tmp_path / "a")
     with pytest.raises(InvalidInputError, match="no answers yet"):
         Trainer([write_store(tmp_path / "empty", [])], weights(), CONFIG, SHORT, tmp_path / "b")

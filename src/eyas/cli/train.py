@@ -67,7 +67,8 @@ def answer_command(
     out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
     limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
     features: Annotated[
-        Literal["eagle", "eagle3", "both"], Option(help="The kind of head to train; both takes four times the room.")
+        Literal["eagle", "eagle3"],
+        Option(help="For which head; eagle3's serve both, in four times the room."),
     ] = "eagle",
 ) -> None:
     """Let the model answer prompts itself and keep its features: what a draft head learns from."""
@@ -75,7 +76,7 @@ def answer_command(
 
     settings = AnswerSettings(**given(options))
     chosen = read_prompts(prompts)[:limit]
-    loaded = model.load({"eagle": 1, "eagle3": 3, "both": 4}[features])
+    loaded = model.load({"eagle": 1, "eagle3": 4}[features])
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

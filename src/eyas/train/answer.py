@@ -278,6 +278,7 @@ def _close_turn(
                 ids=np.array(slot.ids, np.int64),
                 answer=np.array(slot.answer, bool),
                 features=slot.features[: len(slot.ids)].clone(),
+                final=slot.features[: len(slot.ids), -target.info.hidden_size :],
                 last=slot.root,
                 prompt_index=slot.prompt.index,
                 greedy=slot.greedy,
@@ -307,7 +308,7 @@ def read_prompts(files: Iterable[Path]) -> list[Prompt]:
     prompts: list[Prompt] = []
     for file in files:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold U+2028
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"cannot read the prompts {file}: {error}") from None
         for number, line in enumerate(lines, 1):

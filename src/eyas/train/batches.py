@@ -24,8 +24,8 @@ class Batch:
 
     Attributes:
         tokens: [B, S] int64, token t + 1 of pair t.
-        features: [B, S, H] float32, feature t.
-        targets: [B, S, H] float32, feature t + 1.
+        features: [B, S, F] float32, feature t as the head reads it.
+        targets: [B, S, H] float32, the input of lm_head at t + 1.
         positions: [B, S] int64, t; starts anew with each document.
         documents: [B, S] int64, number of the document within its row.
         weights: [B, S] float32: 1 where token t + 2 is part of an answer, ``prompt_weight`` where of a prompt.
@@ -85,13 +85,13 @@ def pack(lengths: Sequence[int], row_size: int) -> list[list[int]]:
 def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight: float = 0.0) -> Batch:
     """A batch whose row r holds the documents ``rows[r]`` one after the other."""
     size = len(rows)
-    hidden = next(document.features.shape[1] for row in rows for document in row)
+    first = next(document for row in rows for document in row)
     tokens = np.zeros((size, row_size), np.int64)
     positions = np.zeros((size, row_size), np.int64)
     documents = np.full((size, row_size), -1, np.int64)
     weights = np.zeros((size, row_size), np.float32)
-    features = torch.zeros(size, row_size, hidden)
-    targets = torch.zeros(size, row_size, hidden)
+    features = torch.zeros(size, row_size, first.features.shape[1])
+    targets = torch.zeros(size, row_size, first.final.shape[1])
     for r, row in enumerate(rows):
         start = 0
         for number, document in enumerate(row):
@@ -105,7 +105,7 @@ def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight:
             predicted_is_answer = np.append(document.answer, True)[2 : n + 2]
             weights[r, place] = np.where(predicted_is_answer, 1.0, prompt_weight)
             features[r, place] = document.features[:n].float()
-            targets[r, place] = document.features[1 : n + 1].float()
+            targets[r, place] = document.final[1 : n + 1].float()
             start += n
     as_tensor = torch.from_numpy
     return Batch(as_tensor(tokens), features, targets, as_tensor(positions), as_tensor(documents), as_tensor(weights))

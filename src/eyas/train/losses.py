@@ -1,13 +1,18 @@
 """What a head is trained on: come close to the target's next feature, and to its next-token distribution.
 
-Both are taken per row, so that a caller can weigh and mask rows; a masked row contributes exactly nothing.
+Rows are weighed, and a row without weight contributes exactly nothing.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+CHUNK = 256
+"""Rows whose logits exist at one time: [CHUNK, V] float32 stays in a core's cache at draft vocabulary sizes."""
 
 
 def regression_loss(predicted: Tensor, true: Tensor) -> Tensor:
@@ -15,16 +20,79 @@ def regression_loss(predicted: Tensor, true: Tensor) -> Tensor:
     return F.smooth_l1_loss(predicted.float(), true.float(), reduction="none").mean(dim=-1)
 
 
-def distillation_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Cross-entropy of the student's distribution under the teacher's, both from logits [n, V]: [n] float32.
-
-    Its minimum over the student is the teacher's entropy, not 0.
-    """
-    teacher = teacher_logits.float().softmax(dim=-1)
-    return -(teacher * student_logits.float().log_softmax(dim=-1)).sum(dim=-1)
-
-
 def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
     """Mean of losses [n] under weights [n]; 0 where no row has weight (a batch of prompts only)."""
+    return (losses * weights).sum() / _total(weights)
+
+
+@torch.no_grad()
+def teacher_probabilities(features: Tensor, lm_head: Tensor) -> Tensor:
+    """The target's distribution over the scored tokens: features [n, H] true, lm_head [V, H] -> [n, V], its dtype."""
+    probabilities = features.new_empty((len(features), len(lm_head)), dtype=lm_head.dtype)
+    for rows in _chunks(len(features)):
+        probabilities[rows] = _logits(features[rows], lm_head).softmax(dim=-1)
+    return probabilities
+
+
+def distillation_loss(features: Tensor, lm_head: Tensor, teacher: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean cross-entropy of the student's distribution under the teacher's; its minimum is the entropy.
+
+    The logits and their gradient never exist as a whole: they are made, used and dropped in chunks of rows, and the
+    gradients of ``features`` and ``lm_head`` come out of the same sweep.
+
+    Args:
+        features: [n, H], predicted.
+        lm_head: [V, H] scores them; gets a gradient where it asks for one (EAGLE-3's own).
+        teacher: [n, V] probabilities.
+        weights: [n] float32.
+
+    Returns:
+        The loss, a float32 scalar; and [n] bool, whether student and teacher have the same first choice.
+    """
+    loss, same = _Distillation.apply(features, lm_head, teacher, weights)  # type: ignore[no-untyped-call]
+    return loss, same
+
+
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, lm_head: Tensor, teacher: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        wants_features, wants_head = ctx.needs_input_grad[:2]
+        feature_gradient = torch.zeros_like(features) if wants_features else None
+        head_gradient = torch.zeros_like(lm_head, dtype=torch.float32) if wants_head else None
+        same = torch.empty(len(features), dtype=torch.bool, device=features.device)
+        loss = torch.zeros((), device=features.device)
+        shares = weights / _total(weights)
+        for rows in _chunks(len(features)):
+            logits, wanted = _logits(features[rows], lm_head), teacher[rows].float()
+            same[rows] = logits.argmax(dim=-1) == wanted.argmax(dim=-1)
+            log_total = logits.logsumexp(dim=-1, keepdim=True)
+            # The teacher's probabilities sum to 1 up to rounding; the loss and its gradient take them as they are.
+            mass = wanted.sum(dim=-1, keepdim=True)
+            loss += (((mass * log_total)[:, 0] - (wanted * logits).sum(dim=-1)) * shares[rows]).sum()
+            slope = ((logits - log_total).exp_().mul_(mass).sub_(wanted) * shares[rows, None]).to(lm_head.dtype)
+            if feature_gradient is not None:
+                feature_gradient[rows] = (slope @ lm_head).to(features.dtype)
+            if head_gradient is not None:
+                head_gradient += slope.T @ features[rows].to(lm_head.dtype)
+        ctx.gradients = feature_gradient, head_gradient
+        ctx.mark_non_differentiable(same)
+        return loss, same
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        by_features, by_head = (None if g is None else (g * upstream[0]).to(g.dtype) for g in ctx.gradients)
+        return by_features, by_head, None, None
+
+
+def _logits(features: Tensor, lm_head: Tensor) -> Tensor:
+    """[n, H], [V, H] -> [n, V] float32, multiplied in the dtype of lm_head."""
+    return (features.to(lm_head.dtype) @ lm_head.T).float()
+
+
+def _chunks(rows: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, rows, CHUNK)]
+
+
+def _total(weights: Tensor) -> Tensor:
     total = weights.sum()
-    return (losses * weights).sum() / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return total.clamp(min=torch.finfo(total.dtype).tiny)

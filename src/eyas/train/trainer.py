@@ -27,7 +27,7 @@ from eyas.heads.eagle import EagleHead, HeadCache, draft_rows, head_arrays, init
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.evaluate import simulate
-from eyas.train.losses import distillation_loss, regression_loss, weighted_mean
+from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.store import Document, FeatureStore
 from eyas.tree import Ints
 
@@ -143,7 +143,7 @@ def batch_loss(
 
     Args:
         embedding: [V, H] of the target.
-        draft_lm_head: [draft vocab, H], the rows of the target's lm_head that are scored.
+        draft_lm_head: [draft vocab, H], the rows of the target's lm_head that are scored, in the dtype to multiply in.
         noise: [B, S, H], added to the true features.
     """
     embeds = embedding[batch.tokens]  # [B, S, H]
@@ -154,15 +154,13 @@ def batch_loss(
     agreement = []
     rows = batch.weights > 0  # [B, S]
     true = batch.targets[rows]  # [n, H]
-    with torch.no_grad():
-        teacher = true @ draft_lm_head.T  # [n, draft vocab]
+    teacher = teacher_probabilities(true, draft_lm_head)  # [n, draft vocab]
     for step in range(1, settings.unroll + 1):
         predicted = head(embeds, features, batch.positions, batch.step_mask(step), cache)  # [B, S, H]
         weights = batch.weights[rows] * (batch.positions[rows] >= step - 1)
-        student_features = predicted[rows]
-        student = student_features @ draft_lm_head.T
-        distillation = weighted_mean(distillation_loss(student, teacher), weights)
-        regression = weighted_mean(regression_loss(student_features, true), weights)
+        student = predicted[rows]  # [n, H]
+        distillation, same = distillation_loss(student, draft_lm_head, teacher, weights)
+        regression = weighted_mean(regression_loss(student, true), weights)
         step_weight = settings.unroll_decay ** (step - 1)
         total = total + step_weight * (
             settings.regression_weight * regression + settings.distillation_weight * distillation
@@ -170,8 +168,7 @@ def batch_loss(
         step_weight_sum += step_weight
         regression_sum += float(regression.detach())
         distillation_sum += float(distillation.detach())
-        same = (student.detach().argmax(-1) == teacher.argmax(-1)).float()
-        agreement.append(float(weighted_mean(same, weights)))
+        agreement.append(float(weighted_mean(same.float(), weights)))
         # The prediction of pair t - 1 stands in for the true feature t.
         features = torch.cat((features[:, :1], predicted[:, :-1]), dim=1)
         if settings.detach:
@@ -241,11 +238,11 @@ class Trainer:
         self.device = torch.device(device)
         self.metadata = metadata or {}
         self._paths = list(stores)
-        self._stores = [FeatureStore(path) for path in stores]
+        self._stores = self._open_stores()
         for store in self._stores:
-            if store.feature_size != config.hidden_size:
+            if store.hidden_size != config.hidden_size:
                 raise InvalidInputError(
-                    f"{store.path} holds features of size {store.feature_size}, the head's hidden size is "
+                    f"{store.path} holds features of a model of hidden size {store.hidden_size}, the head's is "
                     f"{config.hidden_size}"
                 )
         if not any(len(store) for store in self._stores):
@@ -262,9 +259,10 @@ class Trainer:
         else:
             self.d2t = None
         self.lm_head = target.lm_head.to(self.device)
-        self.draft_lm_head = draft_rows(
-            self.lm_head, None if self.d2t is None else torch.from_numpy(self.d2t).to(self.device)
-        ).contiguous()
+        self._autocast = has_fast_bfloat16(self.device)
+        d2t = None if self.d2t is None else torch.from_numpy(self.d2t).to(self.device)
+        scored = draft_rows(self.lm_head, d2t).contiguous()
+        self.draft_lm_head = scored.bfloat16() if self._autocast else scored
         self.head = EagleHead(config)
         initialise(self.head, torch.Generator().manual_seed(settings.seed))
         self.head.to(self.device)
@@ -281,7 +279,6 @@ class Trainer:
             self.average = checkpoint["average"]
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             self.state = TrainState(**checkpoint["state"])
-        self._autocast = has_fast_bfloat16(self.device)
         self._noise_scale = self._feature_deviation() * settings.noise
 
     def run(self, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> TrainState:
@@ -411,7 +408,7 @@ class Trainer:
         """The rows of the next batch, opening the next epoch where one ends."""
         state = self.state
         if state.position == 0 or not state.documents:
-            self._stores = [FeatureStore(path) for path in self._paths]
+            self._stores = self._open_stores()
             state.documents = tuple(len(store) for store in self._stores)
             self._plan = None
         if self._plan is None:
@@ -433,6 +430,9 @@ class Trainer:
             lengths += store.lengths()[usable].tolist()
         rows = epoch_rows(np.array(lengths, np.int64), self.settings.row_size, self.settings.seed, self.state.epoch)
         return places, rows
+
+    def _open_stores(self) -> list[FeatureStore]:
+        return [FeatureStore(path, levels=1) for path in self._paths]
 
     def _feature_deviation(self) -> float:
         """Standard deviation of the features, from the first documents."""
