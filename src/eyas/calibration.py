@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eyas.costs import Doubles, monotone
-from eyas.errors import InvalidInputError
-from eyas.policies.base import Candidates
+from eyas.errors import CheckpointError, InvalidInputError
 from eyas.tree import Bools, Floats
+
+if TYPE_CHECKING:  # the policies use calibrations
+    from eyas.policies.base import Candidates
+
+CALIBRATION_FILE = "calibration.json"
+"""Lies beside a head's weights: ``{"format": 1, "greedy": [map per level], "sampled": [map per level]}``; each of the
+two may be missing."""
+
+CALIBRATION_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,41 @@ IDENTITY = Calibration()
 """Path values as the drafter gives them."""
 
 
+def read_calibration(head: Path, *, greedy: bool) -> Calibration:
+    """The maps stored with the head in directory ``head``; ``IDENTITY`` where there are none for such answers.
+
+    Raises:
+        CheckpointError: a file that is not a calibration.
+    """
+    stored = _stored(head / CALIBRATION_FILE)
+    try:
+        return Calibration.from_dict(stored.get(_mode(greedy), []))
+    except InvalidInputError as error:
+        raise CheckpointError(f"{head / CALIBRATION_FILE}: {error}") from None
+
+
+def with_calibration(head: Path, calibration: Calibration, *, greedy: bool) -> dict[str, Any]:
+    """What ``CALIBRATION_FILE`` of the head should hold: ``calibration``, and what is there for the other kind of
+    answers."""
+    return {"format": CALIBRATION_FORMAT, **_stored(head / CALIBRATION_FILE), _mode(greedy): calibration.as_dict()}
+
+
+def _mode(greedy: bool) -> str:
+    return "greedy" if greedy else "sampled"
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    if not isinstance(stored, dict) or stored.get("format") != CALIBRATION_FORMAT:
+        raise CheckpointError(f"{file} is not a calibration of format {CALIBRATION_FORMAT}; `eyas calibrate` makes one")
+    return stored
+
+
 def reliability(log_values: Floats, accepted: Bools, bins: int = 12) -> list[Bin]:
     """Bins with an equal share of the *probability mass*, by falling value.
 
@@ -148,5 +193,7 @@ def _fit(found: Sequence[Bin]) -> LevelMap | None:
     pooled = monotone(shrunk, [float(each.count) for each in rising])
     knots: dict[float, float] = {}
     for each, observed in zip(rising, pooled, strict=True):
-        knots[float(np.log(each.value))] = float(np.log(min(observed, 1.0)))
+        # Bins of one value differ by rounding; they make one knot.
+        key = max(float(np.log(each.value)), max(knots, default=-np.inf))
+        knots[key] = float(np.log(min(observed, 1.0)))
     return LevelMap(tuple(knots), tuple(knots.values()))

@@ -106,6 +106,13 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
     return _eagle(checkpoint, loaded)
 
 
+def head_directory(name: str | None) -> Path | None:
+    """Where the head called ``name`` lies (see ``load_drafter``); None for plain decoding."""
+    if name is None or name == "none":
+        return None
+    return DEFAULT_HEAD if name == "default" else Path(name)
+
+
 def _eagle(checkpoint: EagleCheckpoint, loaded: LoadedTarget) -> Drafter:
     """The head on the engine that runs its target."""
     if loaded.target.info.engine == "native":

@@ -22,6 +22,18 @@ def acceptance_length_interval(rows: Mapping[Any, Row]) -> Interval | None:
     return None if sums is None else _ends(sums[:, 0] / sums[:, 1])
 
 
+def acceptance_length_gain_interval(rows: Mapping[Any, Row], other: Mapping[Any, Row]) -> Interval | None:
+    """Of tau divided by the other method's; the questions of both are drawn together."""
+    sums = _resampled(
+        [
+            [row["cycle_tokens"], row["cycles"], other[key]["cycle_tokens"], other[key]["cycles"]]
+            for key, row in rows.items()
+            if key in other and row["cycles"] and other[key]["cycles"]
+        ]
+    )
+    return None if sums is None else _ends((sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3]))
+
+
 def speedup_interval(rows: Mapping[Any, Row], plain: Mapping[Any, Row]) -> Interval | None:
     """Of the speed-up as ratio of sums; the questions of both methods are drawn together."""
     sums = _resampled(

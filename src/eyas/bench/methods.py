@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ BASELINE = "none"
 REFERENCE = "transformers"
 """transformers' own ``generate``, see ``eyas.bench.reference``."""
 
-ABLATIONS = {
+ABLATIONS: dict[str, dict[str, Any]] = {
     "dynamic-no-value": {"value": False},
     "dynamic-no-rerank": {"rerank": False},
     "dynamic-neither": {"value": False, "rerank": False},

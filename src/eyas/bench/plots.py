@@ -19,14 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Plot = Callable[["Axes", Mapping[str, Any]], None]
+"""Draws something of a results file on axes."""
+
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """Okabe and Ito's palette: told apart by colour-blind readers, too."""
 
 
 def write_plots(data: Mapping[str, Any], report: Path) -> dict[str, str]:
     """Write each plot as SVG beside the report; title -> file name."""
+    return write_svgs(inline_plots(data), report)
+
+
+def write_svgs(svgs: Mapping[str, str], report: Path) -> dict[str, str]:
+    """Title -> SVG element as files beside ``report``; title -> file name."""
     files: dict[str, str] = {}
-    for index, (title, svg) in enumerate(inline_plots(data).items(), 1):
+    for index, (title, svg) in enumerate(svgs.items(), 1):
         path = report.with_name(f"{report.stem}-{index}.svg")
         path.write_text(svg, encoding="utf-8")
         files[title] = path.name
@@ -34,7 +42,16 @@ def write_plots(data: Mapping[str, Any], report: Path) -> dict[str, str]:
 
 
 def inline_plots(data: Mapping[str, Any]) -> dict[str, str]:
-    """Title -> SVG element.
+    """Title -> SVG element, of those plots that the results have something for.
+
+    Raises:
+        InvalidInputError: matplotlib is not installed.
+    """
+    return draw(data, _plots(data))
+
+
+def draw(data: Mapping[str, Any], plots: Mapping[str, Plot], size: tuple[float, float] = (8, 3.4)) -> dict[str, str]:
+    """Title -> SVG element, each plot drawn from ``data`` on axes of its own.
 
     Raises:
         InvalidInputError: matplotlib is not installed.
@@ -47,9 +64,9 @@ def inline_plots(data: Mapping[str, Any]) -> dict[str, str]:
     style: Any = {"svg.hashsalt": "eyas", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     svgs: dict[str, str] = {}
     with mpl.rc_context(style):
-        for title, draw in _plots(data).items():
-            figure = Figure(figsize=(8, 3.4), layout="constrained")
-            draw(figure.subplots(), data)
+        for title, plot in plots.items():
+            figure = Figure(figsize=size, layout="constrained")
+            plot(figure.subplots(), data)
             svgs[title] = _svg(figure)
     return svgs
 
@@ -61,9 +78,8 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _plots(data: Mapping[str, Any]) -> dict[str, Callable[[Axes, Mapping[str, Any]], None]]:
-    """Those plots that the results have something for."""
-    plots: dict[str, Callable[[Axes, Mapping[str, Any]], None]] = {}
+def _plots(data: Mapping[str, Any]) -> dict[str, Plot]:
+    plots: dict[str, Plot] = {}
     drafting = _drafting(data)
     if drafting and BASELINE in data["methods"]:
         plots["Speed-up over plain decoding"] = _speedups

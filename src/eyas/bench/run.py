@@ -70,7 +70,7 @@ class Bench:
     settings: BenchSettings
     encode: Encode
     interrupted: Callable[[], bool] = lambda: False
-    progress: Callable[[int], None] = lambda done: None
+    progress: Callable[[int], object] = lambda done: None
     rows: list[Row] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from eyas.cli.bench import bench_command
+from eyas.cli.calibrate import calibrate_command
 from eyas.cli.chat import chat_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
@@ -34,6 +35,7 @@ app.command("train")(train_command)
 app.command("pull")(pull_command)
 app.command("info")(info_command)
 app.command("profile")(profile_command)
+app.command("calibrate")(calibrate_command)
 
 
 def _print_version(wanted: bool) -> None:

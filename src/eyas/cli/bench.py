@@ -111,6 +111,8 @@ def make_methods(
     made: list[Method] = []
     for name in names:
         policy = method_policy(name, **budget)
+        if policy is not None:
+            policy = draft.calibrated(policy, greedy=sampling.sampling().greedy)
         mine = drafter if policy is not None else None
         made.append(EyasMethod(name, loaded.target, loaded.tokenizer, sampling.sampling(), policy, mine))
     return made

@@ -30,6 +30,7 @@ def chat_command(
     params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
     loaded = model.load()
     drafter = draft.load(loaded)
+    policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer
     session = Session(loaded.target, drafter)
     messages = opening(system)

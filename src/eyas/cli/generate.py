@@ -46,6 +46,7 @@ def generate_command(
     params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
     loaded = model.load()
     drafter = draft.load(loaded)
+    policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
 

@@ -38,6 +38,7 @@ def inspect_command(
         raise InvalidInputError("plain decoding has no draft trees; choose a head with --draft")
     loaded = model.load()
     drafter = draft.load(loaded)
+    policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
     viewer = Viewer(tokenizer.token_text)

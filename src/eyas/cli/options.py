@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
+from eyas.calibration import read_calibration
 from eyas.policies import DynamicPolicy, TreePolicy, make_policy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
@@ -89,6 +90,15 @@ class DraftOptions:
         from eyas.loading import load_drafter
 
         return load_drafter(self.draft, loaded)
+
+    def calibrated(self, policy: TreePolicy, *, greedy: bool) -> TreePolicy:
+        """The policy with the calibration stored beside the head, if there is one for such answers."""
+        from eyas.loading import head_directory
+
+        folder = head_directory(self.draft)
+        if folder is None or not isinstance(policy, DynamicPolicy):
+            return policy
+        return replace(policy, calibration=read_calibration(folder, greedy=greedy))
 
 
 @dataclass(frozen=True)

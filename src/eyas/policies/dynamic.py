@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eyas.calibration import IDENTITY, Calibration
+from eyas.costs import Doubles
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates
 from eyas.tree import Floats, Ints
@@ -22,6 +24,7 @@ class DynamicPolicy:
         value: expand by path value V; False expands by the node's own confidence (ablation).
         rerank: keep the nodes of largest V; False keeps each level's ``topk`` best, shallow levels first and the
             best of a level first, until the budget is spent (ablation).
+        calibration: what path values are worth; nodes are ordered by it, equal ones by the drafter's own V.
 
     Raises:
         InvalidInputError: a setting below 1.
@@ -32,6 +35,7 @@ class DynamicPolicy:
     num_draft_tokens: int = 10
     value: bool = True
     rerank: bool = True
+    calibration: Calibration = IDENTITY
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "topk", "num_draft_tokens"):
@@ -47,7 +51,7 @@ class DynamicPolicy:
         if self.rerank:
             # Candidates lie in level order, so a stable sort breaks ties towards the shallower, earlier node. As V
             # never grows along a path, no node can be kept without its parent.
-            best = 1 + _best(candidates.log_values[1:], self.num_draft_tokens)
+            best = 1 + _best(candidates.log_values[1:], self.num_draft_tokens, self._worth(candidates, slice(1, None)))
         else:
             levels = range(1, candidates.depth + 1)
             best = np.concatenate([self._level_best(candidates, depth) for depth in levels] or [_NONE])
@@ -57,13 +61,20 @@ class DynamicPolicy:
     def _level_best(self, candidates: Candidates, depth: int) -> Ints:
         """The ``topk`` best nodes of a level, best first."""
         start, stop = candidates.levels[depth : depth + 2]
-        scores = candidates.log_values if self.value else candidates.log_probs
-        return start + _best(scores[start:stop], self.topk)
+        level = slice(start, stop)
+        if not self.value:
+            return start + _best(candidates.log_probs[level], self.topk)
+        return start + _best(candidates.log_values[level], self.topk, self._worth(candidates, level))
+
+    def _worth(self, candidates: Candidates, part: slice) -> Doubles | None:
+        return self.calibration.acceptance(candidates)[part] if self.calibration.levels else None
 
 
 _NONE = np.zeros(0, np.int64)
 
 
-def _best(scores: Floats, count: int) -> Ints:
-    """Indices of the ``count`` largest scores, ties towards the smaller index."""
+def _best(scores: Floats, count: int, worth: Doubles | None = None) -> Ints:
+    """Indices of the ``count`` largest, by ``worth`` where given, then by score, ties towards the smaller index."""
+    if worth is not None:
+        return np.lexsort((-scores, -worth))[:count]
     return np.argsort(-scores, kind="stable")[:count]
