@@ -47,6 +47,7 @@ class TrainOptions:
     regression_weight: Annotated[float | None, Option(help="Weight of the feature loss.", show_default=False)] = None
     distillation_weight: Annotated[float | None, Option(help="Weight of the token loss.", show_default=False)] = None
     unroll: Annotated[int | None, Option(help="Own steps learned from.", show_default=False)] = None
+    unroll_after: Annotated[int | None, Option(help="Steps before that begins.", show_default=False)] = None
     unroll_decay: Annotated[float | None, Option(help="Weight of each further step.", show_default=False)] = None
     ema: Annotated[float | None, Option(help="Decay of averaged weights; 0 is off.", show_default=False)] = None
     seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None

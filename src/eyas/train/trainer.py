@@ -47,6 +47,8 @@ class TrainSettings:
         noise: features get uniform noise of -noise..noise (EAGLE: 0.1 at H = 4096), scaled by their deviation.
         regression_weight, distillation_weight: of the two losses (EAGLE-1: 1.0 and 0.1).
         unroll: steps of its own that the head learns to take (1: plain EAGLE; HASS: 3 to 4).
+        unroll_after: optimiser steps before which it only learns the first (unrolling a head that knows nothing is
+            dear and teaches little).
         unroll_decay: weight of unrolled step j is ``unroll_decay ** (j - 1)``.
         detach: no gradient from a step into the features that earlier steps made.
         prompt_weight: of rows that predict a prompt's token.
@@ -69,6 +71,7 @@ class TrainSettings:
     regression_weight: float = 1.0
     distillation_weight: float = 0.1
     unroll: int = 1
+    unroll_after: int = 0
     unroll_decay: float = 0.8
     detach: bool = False
     prompt_weight: float = 0.0
@@ -387,11 +390,12 @@ class Trainer:
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + state.step)
             uniform = torch.rand(batch.features.shape, generator=generator).to(self.device)
             noise = (2 * uniform - 1) * self._noise_scale
+        recipe = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings, state.step)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            measured = batch_loss(self.head, batch, self.embedding, self.draft_lm_head, settings, noise)
+            measured = batch_loss(self.head, batch, self.embedding, self.draft_lm_head, recipe, noise)
         measured.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.clip)
         self.optimizer.step()
