@@ -379,3 +379,31 @@ def test_the_same_trees_on_an_accelerator() -> None:
         session.commit(tokens, features)
         trees.append(session.propose(tokens[-1], DYNAMIC, 99))
     assert_same_tree(*trees)
+
+
+class Refusing:
+    """A policy that never drafts."""
+
+    num_steps, topk, num_draft_tokens = 3, 2, 4
+
+    def expand(self, candidates: Candidates) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+    def select(self, candidates: Candidates) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+
+def test_a_cycle_that_drafts_nothing_runs_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make_drafter()
+    tokens, features = context(9)
+    lazy, eager = drafter.new_session(), drafter.new_session()
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.head, "forward", None)  # calling it would fail
+        for end in (4, 7, 9):
+            start = 0 if end == 4 else (4 if end == 7 else 7)
+            lazy.commit(tokens[start:end], features[start:end])
+            assert lazy.propose(tokens[end - 1], Refusing(), max_depth=3).num_draft_tokens == 0
+    eager.commit(tokens, features)
+    trees = [session.propose(tokens[-1], DYNAMIC, max_depth=3) for session in (lazy, eager)]
+    assert trees[0].tokens.tolist() == trees[1].tokens.tolist()
+    same_state(lazy, eager)

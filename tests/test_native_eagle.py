@@ -21,6 +21,7 @@ from eyas.drafters.native_eagle import NativeEagleDrafter, NativeEagleSession
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import EagleConfig
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
+from eyas.policies.base import Candidates
 from eyas.policies.trace import PolicyTrace
 from eyas.targets.native import NativeTarget
 from eyas.tree import DraftTree, Floats, Ints
@@ -211,3 +212,31 @@ def test_misfits_are_refused() -> None:
     tensors = {name: tensor for name, tensor in broken.tensors.items() if name != "fc.weight"}
     with pytest.raises(InvalidInputError, match=r"tiny head: weight 'fc.weight' is missing"):
         NativeEagleDrafter(replace(broken, tensors=tensors), load_target())
+
+
+class Refusing:
+    """A policy that never drafts."""
+
+    num_steps, topk, num_draft_tokens = 3, 2, 4
+
+    def expand(self, candidates: Candidates) -> Ints:
+        return np.zeros(0, np.int64)
+
+    def select(self, candidates: Candidates) -> Ints:
+        return np.zeros(0, np.int64)
+
+
+def test_a_cycle_that_drafts_nothing_runs_no_head() -> None:
+    drafter, _ = pair()
+    tokens, features = pairs(9)
+    lazy, eager = drafter.new_session(), drafter.new_session()
+    for start, end in ((0, 4), (4, 7), (7, 9)):
+        lazy.commit(tokens[start:end], features[start:end])
+        assert lazy.propose(tokens[end - 1], Refusing(), max_depth=3).num_draft_tokens == 0
+        assert lazy._core.length == 0
+        assert lazy.length == end
+    eager.commit(tokens, features)
+    trees = [session.propose(tokens[-1], POLICIES[0], max_depth=3) for session in (lazy, eager)]
+    assert trees[0].tokens.tolist() == trees[1].tokens.tolist()
+    assert trees[0].log_values.tolist() == trees[1].log_values.tolist()
+    assert lazy._core.length == 9

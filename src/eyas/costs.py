@@ -136,6 +136,16 @@ class CostTable:
         return self.cycle((), 0)
 
 
+def typical_costs(level: float) -> CostTable:
+    """A guess where nothing was measured, in plain passes: a dozen rows ride along for a third of a pass, as with
+    bfloat16 and int8 weights on CPUs that are short of bandwidth.
+
+    Args:
+        level: a drafter pass as a share of a target pass.
+    """
+    return CostTable((1, 12, 64), (1.0, 1.3, 3.0), (1, 8), (level, 1.2 * level), first_ms=1.5 * level)
+
+
 def monotone(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """The non-decreasing sequence nearest to ``values`` by (weighted) least squares: pool adjacent violators."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, begin
 from eyas.errors import ContextLengthError, InvalidInputError
 from eyas.metrics import Stats, Stopwatch
 from eyas.policies import DynamicPolicy, TreePolicy
+from eyas.policies.gate import Gate
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import Sampler, SamplingParams, log_softmax
 from eyas.stopping import Answer, FinishReason, StopParams
@@ -76,6 +77,7 @@ def generate(
     prompt: Sequence[int],
     *,
     policy: TreePolicy | None = None,
+    gate: Gate | None = None,
     params: SamplingParams | None = None,
     stop: StopParams | None = None,
     tokenizer: TextTokenizer | None = None,
@@ -88,6 +90,7 @@ def generate(
         session: where the conversation stands; abandoning the iterator between steps leaves it usable.
         prompt: T >= 1 token ids, the whole conversation so far.
         policy: how the draft tree grows; EAGLE-2 with its defaults where None.
+        gate: switches drafting off for a while where it does not pay; where None, every cycle drafts.
         params: how tokens are chosen; greedy where None.
         stop: when the answer ends; at EOS or the context limit where None.
         tokenizer: for text and stop strings.
@@ -101,11 +104,14 @@ def generate(
     request = Request(
         session.target.info, prompt, params or SamplingParams(), stop or StopParams(), tokenizer, logprobs, rng
     )
-    return _run(session, prompt, policy or DynamicPolicy(), request)
+    return _run(session, prompt, policy or DynamicPolicy(), gate, request)
 
 
-def _run(session: Session, prompt: Sequence[int], policy: TreePolicy, request: Request) -> Iterator[Step]:
+def _run(
+    session: Session, prompt: Sequence[int], policy: TreePolicy, gate: Gate | None, request: Request
+) -> Iterator[Step]:
     watch = Stopwatch()
+    purse = gate.new_purse() if gate is not None else None
     output = session.prefill(prompt)
     acceptance = request.verify(DraftTree.root_only(prompt[-1]), output)
     tokens = request.push([acceptance.next_token])
@@ -115,7 +121,8 @@ def _run(session: Session, prompt: Sequence[int], policy: TreePolicy, request: R
     while request.remaining:
         watch.lap()  # the caller's time between steps is not ours
         trace = PolicyTrace(policy)
-        tree = session.propose(trace, max_depth=request.remaining - 1)
+        drafts = purse is None or purse.drafts
+        tree = session.propose(trace, max_depth=request.remaining - 1 if drafts else 0)
         drafting = watch.lap()
         (output,) = session.target.verify([(session.cache, tree)])
         verifying = watch.lap()
@@ -124,6 +131,8 @@ def _run(session: Session, prompt: Sequence[int], policy: TreePolicy, request: R
         path = acceptance.path[: len(tokens)]  # the rows whose successors belong to the answer
         accepting = watch.lap()
         session.commit(tokens, output.features[list(path)], path)
+        if purse is not None:
+            purse.book(len(tokens), trace.widths, tree.num_draft_tokens)
         seconds = {
             "draft": drafting - trace.seconds,
             "policy": trace.seconds,
@@ -178,6 +187,8 @@ class Session:
         self.cache.truncate(keep)
         if self.draft is not None:
             self.draft.truncate(keep)
+            if keep == 0:
+                begin(self.draft, prompt[0])
         self.tokens = list(prompt[:keep])
         fresh = list(prompt[keep:])
         output = self.target.prefill(self.cache, fresh)

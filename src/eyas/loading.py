@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.checkpoints.eagle import EagleCheckpoint, load_eagle
+from eyas.checkpoints.head_files import head_fingerprint
 from eyas.checkpoints.head_layout import check_fits
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
@@ -84,16 +85,23 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
     """The drafter called ``name`` for a loaded target.
 
     Args:
-        name: "none" or None (plain decoding), a head directory, or "default": the head shipped for the default
-            model; another target has no default head and is refused.
+        name: "none" or None (plain decoding), "ngram" (repetitions in the text), a head directory, a small model (as
+            ``load_target`` takes it), or "default": the head shipped for the default model; another target has no
+            default head and is refused.
         loaded: the target it drafts for.
 
     Raises:
-        InvalidInputError: "default" for a target without a shipped head.
+        InvalidInputError: "default" for a target without a shipped head; a small model with another tokenizer.
         CheckpointError: a head that is damaged or made for another model.
     """
     if name is None or name == "none":
         return None
+    if name == "ngram":
+        from eyas.drafters.ngram import NgramDrafter
+
+        return NgramDrafter()
+    if names_model(name):
+        return _small_model(name, loaded)
     if name == "default":
         if loaded.source.name not in DEFAULT_NAMES:
             raise InvalidInputError(
@@ -107,10 +115,47 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
 
 
 def head_directory(name: str | None) -> Path | None:
-    """Where the head called ``name`` lies (see ``load_drafter``); None for plain decoding."""
-    if name is None or name == "none":
-        return None
-    return DEFAULT_HEAD if name == "default" else Path(name)
+    """Where the head called ``name`` lies (see ``load_drafter``); None for anything but a head."""
+    if name == "default":
+        return DEFAULT_HEAD
+    return None if name in (None, "none", "ngram") or names_model(name) else Path(name).expanduser()
+
+
+def names_model(name: str) -> bool:
+    """Whether ``--draft name`` is a model of its own, not a head: the default model by its own name, a GGUF file, a
+    hub id, or a directory with a tokenizer, which heads do not have."""
+    if name.lower() in DEFAULT_NAMES:
+        return name != "default"
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return (path / "tokenizer.json").is_file() or (path / "tokenizer.model").is_file()
+    return path.suffix.lower() == ".gguf" or (name.count("/") == 1 and not name.startswith((".", "/", "~")))
+
+
+def drafter_identity(name: str) -> tuple[str, str]:
+    """(where a drafter comes from, fingerprint of its weights): what a profile of it is valid for."""
+    if folder := head_directory(name):
+        return (name if name == "default" else str(folder.resolve())), head_fingerprint(folder)
+    return name, "" if name in ("none", "ngram") else load_source(name).fingerprint()
+
+
+def _small_model(name: str, loaded: LoadedTarget) -> Drafter:
+    """A whole model, on the engine that runs the target."""
+    from eyas.drafters.small_model import SmallModelDrafter, check_tokenizers
+
+    info = loaded.target.info
+    source = load_source(name)
+    check_tokenizers(loaded.tokenizer, source.tokenizer, name)
+    if info.engine == "native":
+        from eyas.targets.native import NativeTarget
+
+        assert isinstance(loaded.target, NativeTarget)
+        return SmallModelDrafter(NativeTarget.load(source, dtype=info.dtype, pool=loaded.target.pool), info.vocab_size)
+    from eyas.targets.hf import HFTarget, load_hf
+
+    assert isinstance(loaded.target, HFTarget)
+    model = load_hf(source, dtype=info.dtype, device=str(loaded.target.model.device))
+    return SmallModelDrafter(model, info.vocab_size)
 
 
 def _eagle(checkpoint: EagleCheckpoint, loaded: LoadedTarget) -> Drafter:

@@ -359,7 +359,7 @@ class Run:
             for step in cycles:
                 assert step.cycle is not None
                 tokens += len(step.tokens)
-                shapes.append((_expanded(step.cycle.trace.expanded, step), step.cycle.tree.num_draft_tokens))
+                shapes.append((step.cycle.trace.widths, step.cycle.tree.num_draft_tokens))
         if not shapes:
             raise InvalidInputError("the prompts' answers end at their first token: there is nothing to tune by")
         return cls(tuple(shapes), tokens, 1000 * spent / len(shapes))
@@ -371,15 +371,6 @@ class Run:
     def predicted(self, costs: CostTable) -> list[float]:
         """Milliseconds of each cycle by the table."""
         return [costs.cycle(expanded, kept) for expanded, kept in self.shapes]
-
-
-def _expanded(nodes: Sequence[int], step: Step) -> tuple[int, ...]:
-    """Nodes expanded per level in a step's cycle."""
-    candidates = step.cycle.trace.candidates if step.cycle else None
-    if candidates is None or not nodes:
-        return ()
-    depths = np.searchsorted(candidates.levels, nodes, side="right") - 1
-    return tuple(np.bincount(depths).tolist())
 
 
 def _medians(sizes: Sequence[int], sample: Callable[[int], float], repeats: int) -> dict[int, float]:

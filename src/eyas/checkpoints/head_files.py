@@ -5,6 +5,7 @@ Nothing here knows what a head consists of. Reading safetensors needs no PyTorch
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,9 @@ from eyas.errors import CheckpointError
 from eyas.tree import Bools, Floats, Ints
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+BLOCK, BLOCKS = 4096, 256
+"""Bytes and number of the blocks a fingerprint looks at."""
 """Looked for in this order."""
 
 StoredType = Literal["bfloat16", "float16", "float32", "float64"]
@@ -78,6 +82,21 @@ class StoredHead:
     settings: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def head_fingerprint(folder: Path) -> str:
+    """16 hex digits that tell heads apart: the config, and blocks from all over the weight file."""
+    digest = hashlib.sha256()
+    for file in (folder / "config.json", *(folder / name for name in WEIGHT_FILES)):
+        if not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as stream:
+            for start in range(0, size, max(BLOCK, size // BLOCKS)):
+                stream.seek(start)
+                digest.update(stream.read(BLOCK))
+    return digest.hexdigest()[:16]
 
 
 def read_head(path: str | Path) -> StoredHead:

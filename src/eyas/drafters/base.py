@@ -8,7 +8,7 @@ tree grows is not the drafter's business: a session scores children of nodes, a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from eyas.policies.base import TreePolicy
 from eyas.targets.base import Features
@@ -41,6 +41,15 @@ class DraftSession(Protocol):
         ...
 
 
+@runtime_checkable
+class WholeTextSession(DraftSession, Protocol):
+    """A session that wants the prompt's first token too, which no pair brings: nothing precedes it."""
+
+    def begin(self, token: int) -> None:
+        """The text begins with ``token``; called before anything else is committed."""
+        ...
+
+
 class Drafter(Protocol):
     """Weights that can guess for one target."""
 
@@ -53,3 +62,9 @@ class Drafter(Protocol):
         ...
 
     def new_session(self) -> DraftSession: ...
+
+
+def begin(session: DraftSession, token: int) -> None:
+    """Tell a fresh session the prompt's first token, if it wants to know."""
+    if isinstance(session, WholeTextSession):
+        session.begin(token)

@@ -136,6 +136,7 @@ class EagleSession:
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
         """Grow a tree below ``root``, the token of the last pair.
 
+        The head runs over waiting pairs when the policy expands the root: a cycle that drafts nothing costs nothing.
         Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
         then the bare root, and verifying it brings the next pair.
         """
@@ -143,14 +144,19 @@ class EagleSession:
             raise InvalidInputError(
                 f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
             )
-        if max_depth < 1:
+        if max_depth < 1 or not (self._tokens or self._tip is not None):
             return DraftTree.root_only(root)
-        self._run_waiting()
-        if self._tip is None:
-            return DraftTree.root_only(root)
-        committed = self._cache.length
+        committed = self.length
+        growth: _Growth | None = None
+
+        def score(candidates: Candidates, expanded: Ints) -> Children:
+            nonlocal growth
+            if growth is None:
+                growth = _Growth(self._drafter, self._cache, self._run_waiting(), policy.topk)
+            return growth(candidates, expanded)
+
         try:
-            return grow_tree(root, policy, max_depth, _Growth(self._drafter, self._cache, self._tip, policy.topk))
+            return grow_tree(root, policy, max_depth, score)
         finally:
             self._cache.truncate(committed)
 
@@ -165,10 +171,12 @@ class EagleSession:
             self._cache.truncate(length)
             self._tip = None
 
-    def _run_waiting(self) -> None:
-        """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
+    def _run_waiting(self) -> Tensor:
+        """[H] the head's output on the last pair, after a run over the waiting ones: only true features enter the
+        committed part of its K/V."""
         if not self._tokens:
-            return
+            assert self._tip is not None
+            return self._tip
         drafter = self._drafter
         features = torch.cat(self._features)  # [n, H]
         tokens = torch.tensor(self._tokens, device=drafter.device)
@@ -180,6 +188,8 @@ class EagleSession:
             positions = torch.arange(first, first + embeds.shape[1], device=drafter.device)[None]
             hidden = drafter.head(embeds, features[part][None], positions, cache=self._cache)
             self._tip = hidden[0, -1].clone()
+        assert self._tip is not None
+        return self._tip
 
 
 class _Growth:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eyas.drafters.base import Drafter, DraftSession
+from eyas.drafters.base import Drafter, DraftSession, begin
 from eyas.drafters.ngram import NgramDrafter, NgramSession
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates, TreePolicy, prune
@@ -73,6 +73,9 @@ class GraftedSession:
     @property
     def length(self) -> int:
         return self._head.length
+
+    def begin(self, token: int) -> None:
+        begin(self._head, token)
 
     def commit(self, tokens: Sequence[int], features: Features) -> None:
         self._head.commit(tokens, features)

@@ -6,7 +6,7 @@ over the draft vocabulary, the best k with their log-softmax. ``eyas.drafters.ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +114,7 @@ class NativeEagleSession:
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
         """Grow a tree below ``root``, the token of the last pair.
 
+        The head runs over waiting pairs when the policy expands the root: a cycle that drafts nothing costs nothing.
         Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
         then the bare root, and verifying it brings the next pair.
         """
@@ -123,7 +124,7 @@ class NativeEagleSession:
             )
         if max_depth < 1 or not (self._tokens or self._core.has_tip):
             return DraftTree.root_only(root)
-        return grow_tree(root, policy, max_depth, _Growth(self._core, self._root_children(policy.topk), policy.topk))
+        return grow_tree(root, policy, max_depth, _Growth(self._core, self._root_children, policy.topk))
 
     def truncate(self, length: int) -> None:
         if length >= self.length:
@@ -151,7 +152,7 @@ class _Growth:
     and its ancestors by the parent's number: 0 for the root, r + 1 for row r.
     """
 
-    def __init__(self, core: Any, root_children: Children, topk: int) -> None:
+    def __init__(self, core: Any, root_children: Callable[[int], Children], topk: int) -> None:
         self._core = core
         self._root_children = root_children
         self._topk = topk
@@ -159,7 +160,7 @@ class _Growth:
 
     def __call__(self, candidates: Candidates, expanded: Ints) -> Children:
         if candidates.depth == 0:
-            return self._root_children
+            return self._root_children(self._topk)
         number = self._number
         parents = [number[parent] for parent in candidates.parents[expanded].tolist()]
         for node in expanded.tolist():

@@ -30,6 +30,14 @@ class PolicyTrace:
     seconds: float = 0.0
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Nodes the drafter was run on, by level, the root's first."""
+        if self.candidates is None or not self.expanded:
+            return ()
+        depths = np.searchsorted(self.candidates.levels, self.expanded, side="right") - 1
+        return tuple(np.bincount(depths).tolist())
+
+    @property
     def num_steps(self) -> int:
         return self.policy.num_steps
 

@@ -106,6 +106,7 @@ class NativeTarget:
         threads: int | None = None,
         feature_levels: int = 1,
         kernels: str = "",
+        pool: Any = None,
     ) -> NativeTarget:
         """Pack a model's weights.
 
@@ -116,6 +117,7 @@ class NativeTarget:
             threads: None takes every processor this process may use.
             feature_levels: 1, 3 or 4, see ``TargetInfo``.
             kernels: a kernel set by name instead of the best one, for tests.
+            pool: another target's threads to share; ``threads`` is then its number.
 
         Raises:
             UnsupportedModelError: the engine lacks a feature of the model, or is not built here.
@@ -131,6 +133,7 @@ class NativeTarget:
             threads=threads,
             feature_levels=feature_levels,
             kernels=kernels,
+            pool=pool,
         )
 
     @classmethod
@@ -145,6 +148,7 @@ class NativeTarget:
         threads: int | None = None,
         feature_levels: int = 1,
         kernels: str = "",
+        pool: Any = None,
     ) -> NativeTarget:
         """The same from arrays: Hugging Face names to float32 or bfloat16-as-uint16 arrays, or to GGUF blocks as
         (type, [rows, bytes] uint8, columns)."""
@@ -154,7 +158,7 @@ class NativeTarget:
         numbers = core_config(config)
         layers = numbers["num_hidden_layers"]
         inputs = feature_layers(feature_levels, layers)
-        pool = native.core().Pool(threads or native.default_threads())
+        pool = pool or native.core().Pool(threads or native.default_threads())
         try:
             core = native.core().Model.load(numbers, weights, kind, pool, inputs, kernels)
         except ValueError as error:
