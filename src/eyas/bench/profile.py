@@ -54,7 +54,8 @@ def profile(
         tell: progress, one line each.
 
     Returns:
-        ``bandwidth_gb_s`` and ``peak_gflop_s`` (float32 multiply-adds in registers), median and best; ``weights``:
+        ``bandwidth_gb_s`` and ``peak_gflop_s`` (multiply-adds in registers: float32, or
+        bfloat16 where the kernels have its dot product), median and best; ``weights``:
         per type ``bytes`` of weights read per pass, ``cache_bytes`` of K/V read beside them, ``limit_ms`` (both over
         the bandwidth), ``forward_ms`` {M: ms}, ``share_of_bandwidth`` (limit over the first forward),
         ``share_of_peak`` (of the largest M), ``prefill_tokens_s``, ``draft_level_ms`` (None without a head); what was
@@ -166,9 +167,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """The figures as plain text."""
+    operands = "bfloat16" if result["kernels"].endswith("_dot") else "float32"
     lines = [
         f"{result['model']}, context {result['context']}, {result['threads']} threads, {result['kernels']} kernels",
-        f"reads {result['bandwidth_gb_s']:.1f} GB/s, computes {result['peak_gflop_s']:.0f} GFLOP/s (float32)",
+        f"reads {result['bandwidth_gb_s']:.1f} GB/s, computes {result['peak_gflop_s']:.0f} GFLOP/s ({operands})",
     ]
     for kind, timings in result["weights"].items():
         forward, first = timings["forward_ms"], next(iter(timings["forward_ms"].values()))
