@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.targets.hf import ATTENTION, HFTarget
-from eyas.train.answer import AnswerProgress, AnswerSettings, Message, Prompt, answer_prompts, read_prompts
+from eyas.train.answer import AnswerProgress, AnswerSettings, answer_prompts
+from eyas.train.prompts import Message, Prompt, read_prompts
 from eyas.train.store import Document, FeatureStore, StoreWriter, finished_prompts
 from eyas.tree import DraftTree
 

@@ -73,7 +73,8 @@ def answer_command(
     ] = "eagle",
 ) -> None:
     """Let the model answer prompts itself and keep its features: what a draft head learns from."""
-    from eyas.train.answer import AnswerSettings, answer_prompts, read_prompts
+    from eyas.train.answer import AnswerSettings, answer_prompts
+    from eyas.train.prompts import read_prompts
 
     settings = AnswerSettings(**given(options))
     chosen = read_prompts(prompts)[:limit]
