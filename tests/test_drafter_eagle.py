@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from eyas.checkpoints.eagle import EagleCheckpoint, load_eagle, save_eagle
-from eyas.drafters import eagle
-from eyas.drafters.eagle import EagleDrafter, EagleSession
+from eyas.drafters import torch_head
+from eyas.drafters.eagle import EagleDrafter
+from eyas.drafters.torch_head import HeadSession
 from eyas.errors import InvalidInputError
 from eyas.heads.config import EagleConfig
 from eyas.heads.eagle import EagleHead
@@ -125,7 +126,7 @@ def test_every_node_equals_its_own_path_from_scratch(policy: TreePolicy, changes
     assert_recomputed(drafter, recorder.candidates, tokens, features)
 
 
-def same_state(one: EagleSession, other: EagleSession) -> None:
+def same_state(one: HeadSession, other: HeadSession) -> None:
     """Both hold the same keys and values, and draw the same tree."""
     assert one.length == other.length
     for mine, theirs in zip(
@@ -191,7 +192,7 @@ def test_pieces_of_any_size_make_the_same_state(monkeypatch: pytest.MonkeyPatch)
     whole = drafter.new_session()
     whole.commit(tokens, features)
     tree = whole.propose(tokens[-1], DYNAMIC, 99)
-    monkeypatch.setattr(eagle, "CHUNK", 5)
+    monkeypatch.setattr(torch_head, "CHUNK", 5)
     pieces = drafter.new_session()
     for start, stop in ((0, 1), (1, 3), (3, 14), (14, 23)):
         pieces.commit(tokens[start:stop], features[start:stop])

@@ -16,8 +16,9 @@ if not native.available():
 import torch
 
 from eyas.checkpoints.eagle import EagleCheckpoint
-from eyas.drafters.eagle import EagleDrafter, EagleSession
+from eyas.drafters.eagle import EagleDrafter
 from eyas.drafters.native_eagle import NativeEagleDrafter, NativeEagleSession
+from eyas.drafters.torch_head import HeadSession
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import EagleConfig
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
@@ -81,7 +82,7 @@ def pairs(count: int, seed: int = 0) -> tuple[list[int], Floats]:
 
 
 def assert_same_trees(
-    ours: NativeEagleSession, twin: EagleSession, root: int, policy: TreePolicy, max_depth: int = 10
+    ours: NativeEagleSession, twin: HeadSession, root: int, policy: TreePolicy, max_depth: int = 10
 ) -> DraftTree:
     records = PolicyTrace(policy), PolicyTrace(policy)
     tree = ours.propose(root, records[0], max_depth)

@@ -17,7 +17,8 @@ from eyas.checkpoints.eagle import load_eagle
 from eyas.drafters.eagle import EagleDrafter
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, HeadCache, initialise
+from eyas.heads.eagle import EagleHead, initialise
+from eyas.heads.layers import HeadCache
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
 from eyas.train.evaluate import simulate

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.checkpoints.eagle import EagleCheckpoint, load_eagle
+from eyas.checkpoints.eagle import EagleCheckpoint
+from eyas.checkpoints.eagle3 import Eagle3Checkpoint
 from eyas.checkpoints.head_files import head_fingerprint
 from eyas.checkpoints.head_layout import check_fits
+from eyas.checkpoints.heads import head_feature_levels, load_head
 from eyas.drafters.base import Drafter
-from eyas.errors import InvalidInputError
+from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.fetch import Progress
 from eyas.models import DEFAULT_NAMES, ModelSource, load_source
 from eyas.targets.base import Target
@@ -109,9 +111,9 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
                 "(eyas train), or decode plainly (--draft none)"
             )
         name = str(DEFAULT_HEAD)
-    checkpoint = load_eagle(name)
+    checkpoint = load_head(name)
     check_fits(checkpoint, loaded.target.info)
-    return _eagle(checkpoint, loaded)
+    return _head_drafter(checkpoint, loaded)
 
 
 def head_directory(name: str | None) -> Path | None:
@@ -158,19 +160,37 @@ def _small_model(name: str, loaded: LoadedTarget) -> Drafter:
     return SmallModelDrafter(model, info.vocab_size)
 
 
-def _eagle(checkpoint: EagleCheckpoint, loaded: LoadedTarget) -> Drafter:
+def feature_levels(drafter: str | None) -> int:
+    """The feature levels with which a target must be loaded for the drafter of this name (see ``load_drafter``).
+
+    Raises:
+        CheckpointError: there is no draft head of that name.
+    """
+    directory = head_directory(drafter)
+    return 1 if directory is None else head_feature_levels(directory)
+
+
+def _head_drafter(checkpoint: EagleCheckpoint | Eagle3Checkpoint, loaded: LoadedTarget) -> Drafter:
     """The head on the engine that runs its target."""
     if loaded.target.info.engine == "native":
         from eyas.drafters.native_eagle import NativeEagleDrafter
         from eyas.targets.native import NativeTarget
 
         assert isinstance(loaded.target, NativeTarget)
+        if isinstance(checkpoint, Eagle3Checkpoint):
+            raise UnsupportedModelError(
+                f"{checkpoint.name} is an EAGLE-3 head, which the native engine does not run yet; use "
+                "--engine transformers"
+            )
         return NativeEagleDrafter(checkpoint, loaded.target)
     from eyas.drafters.eagle import EagleDrafter
+    from eyas.drafters.eagle3 import Eagle3Drafter
     from eyas.targets.hf import HFTarget
 
     assert isinstance(loaded.target, HFTarget)
     target = loaded.target
+    if isinstance(checkpoint, Eagle3Checkpoint):
+        return Eagle3Drafter.from_checkpoint(checkpoint, target.embedding_weight, name=checkpoint.name)
     return EagleDrafter.from_checkpoint(
         checkpoint, target.embedding_weight, target.lm_head_weight, name=checkpoint.name
     )

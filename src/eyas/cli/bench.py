@@ -67,7 +67,7 @@ def bench_command(
         )
     check_writable(out)
     started = datetime.now(UTC)
-    loaded = model.load()
+    loaded = model.load(draft.feature_levels())
     bench = Bench(make_methods(names, loaded, draft, sampling), settings, loaded.tokenizer.encode_chat)
     if check_reference:
         from eyas.bench.reference import TransformersReference

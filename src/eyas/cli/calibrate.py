@@ -109,7 +109,7 @@ def measure(
     if folder is None:
         raise InvalidInputError("plain decoding has no confidence to calibrate; choose a head (--draft)")
     started = datetime.now(UTC)
-    loaded = model.load()
+    loaded = model.load(draft.feature_levels())
     drafter = draft.load(loaded)
     assert drafter is not None
     with _Bar() as tell:

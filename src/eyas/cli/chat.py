@@ -28,7 +28,7 @@ def chat_command(
 ) -> None:
     """Talk with the model; one line is one turn."""
     params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
-    loaded = model.load()
+    loaded = model.load(draft.feature_levels())
     drafter = draft.load(loaded)
     policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer

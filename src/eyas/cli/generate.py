@@ -44,7 +44,7 @@ def generate_command(
     """Answer a prompt."""
     prompt = read_prompt(prompt)
     params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
-    loaded = model.load()
+    loaded = model.load(draft.feature_levels())
     drafter = draft.load(loaded)
     policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer

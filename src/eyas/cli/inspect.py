@@ -36,7 +36,7 @@ def inspect_command(
     params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
     if draft.draft == "none":
         raise InvalidInputError("plain decoding has no draft trees; choose a head with --draft")
-    loaded = model.load()
+    loaded = model.load(draft.feature_levels())
     drafter = draft.load(loaded)
     policy = draft.calibrated(policy, greedy=params.greedy)
     tokenizer = loaded.tokenizer

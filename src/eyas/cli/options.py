@@ -86,6 +86,12 @@ class DraftOptions:
             self.policy, num_steps=self.num_steps, topk=self.topk, num_draft_tokens=self.num_draft_tokens
         )
 
+    def feature_levels(self) -> int:
+        """What the target must be loaded with for this head."""
+        from eyas.loading import feature_levels
+
+        return feature_levels(self.draft)
+
     def load(self, loaded: LoadedTarget) -> Drafter | None:
         from eyas.loading import load_drafter
 

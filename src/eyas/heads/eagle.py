@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.heads.config import EagleConfig
-from eyas.heads.layers import MLP, Attention, DraftHead, RMSNorm, normal_, with_arrays
-from eyas.heads.layers import HeadCache as HeadCache
-from eyas.heads.layers import head_arrays as head_arrays
+from eyas.heads.layers import MLP, Attention, DraftHead, HeadCache, RMSNorm, normal_, with_arrays
 
 
 class Layer(nn.Module):

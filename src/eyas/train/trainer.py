@@ -23,7 +23,8 @@ from eyas.checkpoints.eagle import save_eagle
 from eyas.drafters.eagle import EagleDrafter
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, HeadCache, draft_rows, head_arrays, initialise
+from eyas.heads.eagle import EagleHead, draft_rows, initialise
+from eyas.heads.layers import HeadCache, head_arrays
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.evaluate import simulate
