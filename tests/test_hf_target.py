@@ -17,6 +17,7 @@ from eyas.models import load_source
 from eyas.targets.hf import HFTarget, attention_for, check_supported, load_hf
 from eyas.targets.hf_cache import PooledCache
 from eyas.tree import DraftTree
+from support import gguf_files
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -299,6 +300,18 @@ def test_bad_input_is_refused() -> None:
         short.truncate(99)
     with pytest.raises(InvalidInputError, match="levels"):
         HFTarget(target.model, "x", feature_levels=2)
+
+
+def test_a_gguf_file_is_loaded_without_a_word(tmp_path: Path) -> None:
+    """Its float32 tensors are read-only views of the file, which torch warns of once in a process."""
+    config = gguf_files.tiny_config("llama")
+    tensors = gguf_files.random_tensors(config)
+    torch.set_warn_always(True)
+    try:
+        target = load_hf(load_source(gguf_files.write_gguf(tmp_path / "tiny.gguf", config, tensors)))
+    finally:
+        torch.set_warn_always(False)
+    np.testing.assert_array_equal(target.lm_head_weight.detach().float(), tensors["lm_head.weight"])
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:

@@ -319,7 +319,9 @@ def load_hf(
             if source.format == "hf":
                 model, info = model_class.from_pretrained(source.path, local_files_only=True, **options)
             else:
-                state = {name: torch.from_numpy(source.tensors.float32(name)) for name in source.tensors}
+                # What the file holds in float32 comes as a read-only view of it: torch wants its own copy.
+                arrays = {name: np.require(source.tensors.float32(name), requirements="W") for name in source.tensors}
+                state = {name: torch.from_numpy(array) for name, array in arrays.items()}
                 model, info = model_class.from_pretrained(None, state_dict=state, **options)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(f"{source.path} cannot be loaded: {error}") from error
