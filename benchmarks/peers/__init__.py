@@ -1,0 +1,1 @@
+"""Eyas beside other engines on the same prompts: see README.md."""
