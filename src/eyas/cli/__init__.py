@@ -10,11 +10,12 @@ import typer
 from eyas.cli.bench import bench_command
 from eyas.cli.calibrate import calibrate_command
 from eyas.cli.chat import chat_command
+from eyas.cli.data import data_app
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
 from eyas.cli.models import info_command, pull_command
 from eyas.cli.profile import profile_command
-from eyas.cli.train import data_app, train_command
+from eyas.cli.train import train_command
 from eyas.environment import version
 from eyas.errors import EyasError
 

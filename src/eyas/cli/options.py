@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -21,6 +21,8 @@ from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from eyas.drafters.base import Drafter
     from eyas.loading import LoadedTarget
 
@@ -147,6 +149,11 @@ class SamplingOptions:
             stop_strings=tuple(self.stop),
             ignore_eos=self.ignore_eos,
         )
+
+
+def given(options: DataclassInstance) -> dict[str, Any]:
+    """Those options of a group that the user set: all but the None."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

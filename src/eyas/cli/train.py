@@ -1,37 +1,22 @@
-"""``eyas data answer`` and ``eyas train``: a draft head for any target, in two commands."""
+"""``eyas train``: a draft head from answers that ``eyas data answer`` stored."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from eyas.cli.models import tell
-from eyas.cli.options import ModelOptions, spread
+from eyas.cli.options import given, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from eyas.heads.config import EagleConfig
     from eyas.models import ModelSource
-    from eyas.train.answer import AnswerProgress
-
-data_app = Typer(help="Make training data.", no_args_is_help=True)
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """Fields of ``AnswerSettings``; None leaves its default."""
-
-    max_tokens: Annotated[int | None, Option(help="Longest answer.", show_default=False)] = None
-    max_prompt_tokens: Annotated[int | None, Option(help="Longer prompts are left out.", show_default=False)] = None
-    batch: Annotated[int | None, Option(help="Conversations answered at once.", show_default=False)] = None
-    sampled_share: Annotated[float | None, Option(help="Share answered by sampling.", show_default=False)] = None
-    temperature: Annotated[float | None, Option(help="Of the sampled answers.", show_default=False)] = None
-    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
 
 
 @dataclass(frozen=True)
@@ -52,57 +37,6 @@ class TrainOptions:
     ema: Annotated[float | None, Option(help="Decay of averaged weights; 0 is off.", show_default=False)] = None
     seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
     evaluate_every: Annotated[int | None, Option(help="Steps between measurements.", show_default=False)] = None
-
-
-def given(options: AnswerOptions | TrainOptions) -> dict[str, Any]:
-    """What the user set."""
-    return {name: value for name, value in asdict(options).items() if value is not None}
-
-
-@data_app.command("answer")
-@spread
-def answer_command(
-    prompts: Annotated[list[Path], Argument(help="JSON lines with 'turns', 'messages' or 'prompt'.")],
-    model: ModelOptions,
-    options: AnswerOptions,
-    out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
-    limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
-    features: Annotated[
-        Literal["eagle", "eagle3"],
-        Option(help="For which head; eagle3's serve both, in four times the room."),
-    ] = "eagle",
-) -> None:
-    """Let the model answer prompts itself and keep its features: what a draft head learns from."""
-    from eyas.train.answer import AnswerSettings, answer_prompts
-    from eyas.train.prompts import read_prompts
-
-    settings = AnswerSettings(**given(options))
-    chosen = read_prompts(prompts)[:limit]
-    loaded = model.load({"eagle": 1, "eagle3": 4}[features])
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} tokens/s"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("answer", total=None, rate=0.0)
-
-        def progress(now: AnswerProgress) -> None:
-            rate = now.answer_tokens / now.seconds if now.seconds else 0.0
-            bar.update(task, total=now.prompts, completed=now.documents, rate=rate)
-
-        done = answer_prompts(
-            loaded.target,
-            chosen,
-            out,
-            settings,
-            encode=loaded.tokenizer.encode_chat,
-            decode=loaded.tokenizer.decode,
-            progress=progress,
-        )
-    print(
-        f"{done.documents} prompts answered with {done.answer_tokens} tokens in {done.seconds:.0f} s; "
-        f"{done.skipped} were answered already, {done.too_long} too long, {done.empty} empty"
-    )
 
 
 @spread

@@ -37,8 +37,9 @@ class Prompt:
 def read_prompts(files: Iterable[Path]) -> list[Prompt]:
     """Prompts of JSON-lines files, numbered on through all files.
 
-    A line holds ``turns`` (user turns), ``messages`` (roles and contents), ``conversations`` (ShareGPT: ``from``,
-    ``value``), ``instruction`` (with optional ``input``) or ``prompt``. Replies in the file are ignored.
+    A line holds ``turns`` (user turns, with optional ``system``), ``messages`` (roles and contents), ``conversations``
+    (ShareGPT: ``from``, ``value``), ``instruction`` (with optional ``input``) or ``prompt``. Replies in the file are
+    ignored.
 
     Raises:
         InvalidInputError: a line that is not JSON or holds none of these, with file and line number.
@@ -68,6 +69,7 @@ def _prompt(index: int, record: Any, where: str) -> Prompt:
         raise InvalidInputError(f"{where} is a JSON {type(record).__name__}, an object is needed")
     if "turns" in record:
         turns = record["turns"] if isinstance(record["turns"], list) else []
+        system = record.get("system")
     elif "messages" in record or "conversations" in record:
         for message in record.get("messages") or record.get("conversations") or []:
             if not isinstance(message, dict):

@@ -1,0 +1,133 @@
+"""``eyas data``: prompts and answers for a draft head to learn from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, Typer
+
+from eyas.cli.options import ModelOptions, given, spread
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from eyas.train.answer import AnswerProgress
+    from eyas.train.synthesize import SynthesisProgress
+
+data_app = Typer(help="Make training data.", no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Fields of ``AnswerSettings``; None leaves its default."""
+
+    max_tokens: Annotated[int | None, Option(help="Longest answer.", show_default=False)] = None
+    max_prompt_tokens: Annotated[int | None, Option(help="Longer prompts are left out.", show_default=False)] = None
+    batch: Annotated[int | None, Option(help="Conversations answered at once.", show_default=False)] = None
+    sampled_share: Annotated[float | None, Option(help="Share answered by sampling.", show_default=False)] = None
+    temperature: Annotated[float | None, Option(help="Of the sampled answers.", show_default=False)] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+
+
+@dataclass(frozen=True)
+class SynthesisOptions:
+    """Fields of ``SynthesisSettings``; None leaves its default."""
+
+    count: Annotated[int | None, Option(help="Prompts wanted.", show_default=False)] = None
+    max_attempts: Annotated[int | None, Option(help="Prompts written at most.", show_default=False)] = None
+    max_tokens: Annotated[int | None, Option(help="Longer ones are dropped.", show_default=False)] = None
+    min_characters: Annotated[int | None, Option(help="Shorter ones are dropped.", show_default=False)] = None
+    temperature: Annotated[float | None, Option(help="Of sampling.", show_default=False)] = None
+    batch: Annotated[int | None, Option(help="Prompts written at once.", show_default=False)] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+
+
+@data_app.command("answer")
+@spread
+def answer_command(
+    prompts: Annotated[list[Path], Argument(help="JSON lines with 'turns', 'messages' or 'prompt'.")],
+    model: ModelOptions,
+    options: AnswerOptions,
+    out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
+    limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
+    features: Annotated[
+        Literal["eagle", "eagle3"],
+        Option(help="For which head; eagle3's serve both, in four times the room."),
+    ] = "eagle",
+) -> None:
+    """Let the model answer prompts itself and keep its features: what a draft head learns from."""
+    from eyas.train.answer import AnswerSettings, answer_prompts
+    from eyas.train.prompts import read_prompts
+
+    settings = AnswerSettings(**given(options))
+    chosen = read_prompts(prompts)[:limit]
+    loaded = model.load({"eagle": 1, "eagle3": 4}[features])
+    with _bar("answer", "{task.fields[rate]:.0f} tokens/s") as bar:
+        task = bar.add_task("answer", total=None, rate=0.0)
+
+        def progress(now: AnswerProgress) -> None:
+            rate = now.answer_tokens / now.seconds if now.seconds else 0.0
+            bar.update(task, total=now.prompts, completed=now.documents, rate=rate)
+
+        done = answer_prompts(
+            loaded.target,
+            chosen,
+            out,
+            settings,
+            encode=loaded.tokenizer.encode_chat,
+            decode=loaded.tokenizer.decode,
+            progress=progress,
+        )
+    print(
+        f"{done.documents} prompts answered with {done.answer_tokens} tokens in {done.seconds:.0f} s; "
+        f"{done.skipped} were answered already, {done.too_long} too long, {done.empty} empty"
+    )
+
+
+@data_app.command("synthesize")
+@spread
+def synthesize_command(
+    model: ModelOptions,
+    options: SynthesisOptions,
+    out: Annotated[Path, Option(help="The prompts (.jsonl); continued if it is there.", show_default=False)],
+    system: Annotated[str | None, Option(help="System message of the conversations.", show_default=False)] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the counts as one JSON object.")] = False,
+) -> None:
+    """Let the model write prompts itself, where you have none: its chat template up to the user's words, sampled on."""
+    from eyas.cli.bench import check_writable
+    from eyas.train.synthesize import SynthesisSettings, synthesize
+
+    settings = SynthesisSettings(**given(options))
+    check_writable(out)
+    loaded = model.load()
+    with _bar("synthesize", "{task.fields[rate]:.0f} tokens/s") as bar:
+        task = bar.add_task("synthesize", total=settings.count, rate=0.0)
+
+        def progress(now: SynthesisProgress) -> None:
+            bar.update(task, completed=now.kept, rate=now.tokens / now.seconds if now.seconds else 0.0)
+
+        done = synthesize(loaded.target, loaded.tokenizer, out, settings, system=system, progress=progress)
+    if as_json:
+        print(json.dumps({**vars(done), "dropped": dict(done.dropped)}))
+        return
+    dropped = ", ".join(f"{count} {reason}" for reason, count in done.dropped.most_common()) or "none"
+    print(
+        f"{done.kept} prompts in {out}; {done.attempts} written with {done.tokens} tokens in {done.seconds:.0f} s, "
+        f"dropped: {dropped}"
+    )
+    if done.kept < settings.count:
+        print(f"{settings.count} were wanted: the attempts ran out (--max-attempts, --seed)", file=sys.stderr)
+
+
+def _bar(*texts: str) -> Progress:
+    """A progress bar on standard error, silent where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    first, *rest = texts
+    columns = (TextColumn(first), BarColumn(), MofNCompleteColumn(), *map(TextColumn, rest), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
