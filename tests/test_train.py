@@ -23,8 +23,10 @@ from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
 from eyas.train.evaluate import simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
+from eyas.train.recipes.eagle import EagleRecipe
+from eyas.train.settings import TrainSettings, learning_rate
 from eyas.train.store import Document, StoreWriter
-from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer, TrainSettings, batch_loss, learning_rate
+from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer
 
 VOCAB, HIDDEN = 24, 16
 CONFIG = EagleConfig(
@@ -67,7 +69,7 @@ def head(seed: int = 0) -> EagleHead:
 def loss_of(rows: Sequence[Sequence[Document]], row_size: int, settings: TrainSettings = PLAIN) -> float:
     batch = make_batch(rows, row_size, settings.prompt_weight)
     target = weights()
-    return float(batch_loss(head(), batch, target.embedding, target.lm_head, settings).loss.detach())
+    return float(EagleRecipe().loss(head(), batch, target.embedding, target.lm_head, settings).loss.detach())
 
 
 def write_store(path: Path, documents: Sequence[Document]) -> Path:
@@ -190,7 +192,9 @@ def test_weighted_mean_of_batches_is_the_loss_of_all() -> None:
     """Batch 1 against batch 4."""
     documents = [document(5 + i, seed=i + 1) for i in range(4)]
     target = weights()
-    alone = [batch_loss(head(), make_batch([[d]], 12), target.embedding, target.lm_head, PLAIN) for d in documents]
+    alone = [
+        EagleRecipe().loss(head(), make_batch([[d]], 12), target.embedding, target.lm_head, PLAIN) for d in documents
+    ]
     mean = sum(float(one.loss.detach()) * one.weight for one in alone) / sum(one.weight for one in alone)
     assert loss_of([[d] for d in documents], 12) == pytest.approx(mean, abs=1e-5)
 
@@ -203,7 +207,7 @@ def test_packed_documents_never_see_each_other(unroll: int) -> None:
     only_second = batch.weights * (batch.documents == 1)
     target = weights()
     changed = Batch(**{**vars(batch), "features": features, "weights": only_second})
-    batch_loss(head(), changed, target.embedding, target.lm_head, replace(PLAIN, unroll=unroll)).loss.backward()  # type: ignore[no-untyped-call]
+    EagleRecipe().loss(head(), changed, target.embedding, target.lm_head, replace(PLAIN, unroll=unroll)).loss.backward()  # type: ignore[no-untyped-call]
     assert features.grad is not None
     assert (features.grad[0, :5] == 0).all()
     assert (features.grad[0, 5:11] != 0).any()
@@ -223,7 +227,7 @@ def test_unrolled_steps_compute_what_drafting_computes() -> None:
 
     recorder = Recorder(CONFIG)
     recorder.load_state_dict(model.state_dict())
-    batch_loss(recorder, batch, target.embedding, target.lm_head, replace(PLAIN, unroll=3))
+    EagleRecipe().loss(recorder, batch, target.embedding, target.lm_head, replace(PLAIN, unroll=3))
     embeds, features = target.embedding[batch.tokens], batch.features
     for t in range(2, 7):
         cache = HeadCache(1)
@@ -348,7 +352,7 @@ def test_overfitting_one_conversation_accepts_nearly_everything() -> None:
     batch = make_batch([[item]], 59)
     for _ in range(400):
         optimizer.zero_grad()
-        batch_loss(model, batch, target.embedding, target.lm_head, settings).loss.backward()  # type: ignore[no-untyped-call]
+        EagleRecipe().loss(model, batch, target.embedding, target.lm_head, settings).loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     drafter = EagleDrafter(model.requires_grad_(False), target.embedding, target.lm_head)

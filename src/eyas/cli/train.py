@@ -15,7 +15,7 @@ from eyas.cli.options import given, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from eyas.heads.config import EagleConfig
+    from eyas.heads.config import Eagle3Config, EagleConfig
     from eyas.models import ModelSource
 
 
@@ -51,17 +51,22 @@ def train_command(
     intermediate_size: Annotated[
         int | None, Option(help="MLP width. Default: the model's.", show_default=False)
     ] = None,
+    kind: Annotated[
+        Literal["eagle", "eagle3"], Option(help="The kind of head; eagle3 needs answers with its features.")
+    ] = "eagle",
     device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
     threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
 ) -> None:
-    """Train an EAGLE-2 draft head; stop and go on whenever you like."""
+    """Train a draft head; stop and go on whenever you like."""
     from eyas.models import load_source
 
     source = load_source(target, tell)
-    config = head_config(source, draft_vocab_size, intermediate_size)
+    config = head_config(source, draft_vocab_size, intermediate_size, kind)
     import torch
 
-    from eyas.train.trainer import TargetWeights, Trainer, TrainSettings
+    from eyas.train.recipes import recipe_for
+    from eyas.train.settings import TrainSettings
+    from eyas.train.trainer import TargetWeights, Trainer
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -72,7 +77,7 @@ def train_command(
         stores,
         TargetWeights(embedding, lm_head),
         config,
-        TrainSettings(**given(options)),
+        TrainSettings(**{**recipe_for(config).defaults, **given(options)}),
         out,
         device=device,
         metadata={"target": source.name, "target_fingerprint": source.fingerprint()},
@@ -103,19 +108,22 @@ def train_command(
     print(json.dumps({"head": str(out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}))
 
 
-def head_config(source: ModelSource, draft_vocab_size: int | None, intermediate_size: int | None) -> EagleConfig:
+def head_config(
+    source: ModelSource, draft_vocab_size: int | None, intermediate_size: int | None, kind: str = "eagle"
+) -> EagleConfig | Eagle3Config:
     """The shape of a new head for a target: its own attention shape, no biases, so that every engine can load it.
 
     Raises:
         InvalidInputError: a draft vocabulary larger than the target's.
     """
-    from eyas.heads.config import EagleConfig
+    from eyas.heads.config import Eagle3Config, EagleConfig
 
     config = source.config
     heads = config["num_attention_heads"]
     if draft_vocab_size is not None and not 1 <= draft_vocab_size <= config["vocab_size"]:
         raise InvalidInputError(f"draft_vocab_size must lie in 1..{config['vocab_size']}, got {draft_vocab_size}")
-    return EagleConfig(
+    shape: type[EagleConfig | Eagle3Config] = Eagle3Config if kind == "eagle3" else EagleConfig
+    return shape(
         hidden_size=config["hidden_size"],
         intermediate_size=intermediate_size or config["intermediate_size"],
         num_attention_heads=heads,

@@ -1,4 +1,4 @@
-"""Training an EAGLE-1/2 head on stored answers: plain or unrolled over several of its own steps.
+"""Training a draft head on stored answers; what a batch teaches is the recipe's business (``eyas.train.recipes``).
 
 Everything random is a function of (seed, epoch) or (seed, step), so a checkpoint holds no generator state and a
 resumed run continues to the bit.
@@ -19,75 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.checkpoints.eagle import save_eagle
-from eyas.drafters.eagle import EagleDrafter
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, draft_rows, initialise
-from eyas.heads.layers import HeadCache, head_arrays
+from eyas.heads.config import HeadConfig
+from eyas.heads.eagle import draft_rows
+from eyas.heads.layers import DraftHead
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch
+from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.evaluate import simulate
-from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
+from eyas.train.recipes import recipe_for
+from eyas.train.recipes.base import BatchLoss
+from eyas.train.settings import TrainSettings, learning_rate
 from eyas.train.store import Document, FeatureStore
 from eyas.tree import Ints
 
 HELD_OUT_EVERY = 40
 """Every so manieth prompt is held out: by its index, so that a growing store keeps the split."""
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How a head is trained.
-
-    Attributes:
-        steps: optimiser steps.
-        rows, row_size: a batch is ``rows`` rows of ``row_size`` pairs.
-        learning_rate, warmup, final_lr_share: linear warmup over ``warmup`` steps, then a cosine down to this share.
-        weight_decay, beta2, clip: of AdamW, and the largest gradient norm.
-        noise: features get uniform noise of -noise..noise (EAGLE: 0.1 at H = 4096), scaled by their deviation.
-        regression_weight, distillation_weight: of the two losses (EAGLE-1: 1.0 and 0.1).
-        unroll: steps of its own that the head learns to take (1: plain EAGLE; HASS: 3 to 4).
-        unroll_after: optimiser steps before which it only learns the first (unrolling a head that knows nothing is
-            dear and teaches little).
-        unroll_decay: weight of unrolled step j is ``unroll_decay ** (j - 1)``.
-        detach: no gradient from a step into the features that earlier steps made.
-        prompt_weight: of rows that predict a prompt's token.
-        ema: decay of the averaged weights that are evaluated and saved; 0 for none.
-        seed: of start values, order and noise.
-        evaluate_every, evaluate_documents: steps between held-out measurements, and documents walked in each.
-        checkpoint_seconds: between checkpoints of the whole state.
-    """
-
-    steps: int = 2000
-    rows: int = 4
-    row_size: int = 512
-    learning_rate: float = 1e-3
-    warmup: int = 50
-    final_lr_share: float = 0.05
-    weight_decay: float = 0.01
-    beta2: float = 0.95
-    clip: float = 0.5
-    noise: float = 0.1
-    regression_weight: float = 1.0
-    distillation_weight: float = 0.1
-    unroll: int = 1
-    unroll_after: int = 0
-    unroll_decay: float = 0.8
-    detach: bool = False
-    prompt_weight: float = 0.0
-    ema: float = 0.0
-    seed: int = 0
-    evaluate_every: int = 200
-    evaluate_documents: int = 24
-    checkpoint_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "rows", "row_size", "unroll", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.learning_rate <= 0 or not 0 <= self.ema < 1:
-            raise InvalidInputError(f"learning_rate must be above 0 and ema in 0..1, got {self}")
 
 
 @dataclass(frozen=True)
@@ -100,99 +46,6 @@ class TargetWeights:
 
 EpochPlan = tuple[list[tuple[int, int]], list[list[int]]]
 """Places (store, document) of the training documents, and the rows of an epoch as indices into them."""
-
-
-class UnrollCache(HeadCache):
-    """Keys and values of all unrolled steps side by side, kept as autograd values instead of written in place."""
-
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(num_layers)
-        self._past: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        past = self._past[layer]
-        if past is not None:
-            keys, values = torch.cat((past[0], keys), dim=2), torch.cat((past[1], values), dim=2)
-        self._past[layer] = (keys, values)
-        return keys, values
-
-
-@dataclass(frozen=True)
-class BatchLoss:
-    """One batch's outcome.
-
-    Attributes:
-        loss: scalar to minimise.
-        regression, distillation: its parts, mean over rows and steps.
-        agreement: share of rows, per unrolled step, where the head's first choice is the target's.
-        weight: rows counted.
-    """
-
-    loss: Tensor
-    regression: float
-    distillation: float
-    agreement: tuple[float, ...]
-    weight: float
-
-
-def batch_loss(
-    head: EagleHead,
-    batch: Batch,
-    embedding: Tensor,
-    draft_lm_head: Tensor,
-    settings: TrainSettings,
-    noise: Tensor | None = None,
-) -> BatchLoss:
-    """The loss of a batch; a function of its arguments alone.
-
-    Args:
-        embedding: [V, H] of the target.
-        draft_lm_head: [draft vocab, H], the rows of the target's lm_head that are scored, in the dtype to multiply in.
-        noise: [B, S, H], added to the true features.
-    """
-    embeds = embedding[batch.tokens]  # [B, S, H]
-    features = batch.features if noise is None else batch.features + noise
-    cache = UnrollCache(head.config.num_layers) if settings.unroll > 1 else None
-    total = features.new_zeros(())
-    regression_sum = distillation_sum = step_weight_sum = 0.0
-    agreement = []
-    rows = batch.weights > 0  # [B, S]
-    true = batch.targets[rows]  # [n, H]
-    teacher = teacher_probabilities(true, draft_lm_head)  # [n, draft vocab]
-    for step in range(1, settings.unroll + 1):
-        predicted = head(embeds, features, batch.positions, batch.step_mask(step), cache)  # [B, S, H]
-        weights = batch.weights[rows] * (batch.positions[rows] >= step - 1)
-        student = predicted[rows]  # [n, H]
-        distillation, same = distillation_loss(student, draft_lm_head, teacher, weights)
-        regression = weighted_mean(regression_loss(student, true), weights)
-        step_weight = settings.unroll_decay ** (step - 1)
-        total = total + step_weight * (
-            settings.regression_weight * regression + settings.distillation_weight * distillation
-        )
-        step_weight_sum += step_weight
-        regression_sum += float(regression.detach())
-        distillation_sum += float(distillation.detach())
-        agreement.append(float(weighted_mean(same.float(), weights)))
-        # The prediction of pair t - 1 stands in for the true feature t.
-        features = torch.cat((features[:, :1], predicted[:, :-1]), dim=1)
-        if settings.detach:
-            features = features.detach()
-    return BatchLoss(
-        total / step_weight_sum,
-        regression_sum / settings.unroll,
-        distillation_sum / settings.unroll,
-        tuple(agreement),
-        float(rows.sum()),
-    )
-
-
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Of step 0, 1, ...: linear warmup, cosine decay to ``final_lr_share``."""
-    if step < settings.warmup:
-        return settings.learning_rate * (step + 1) / settings.warmup
-    progress = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    share = settings.final_lr_share
-    return settings.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
 @dataclass
@@ -230,7 +83,7 @@ class Trainer:
         self,
         stores: Sequence[Path],
         target: TargetWeights,
-        config: EagleConfig,
+        config: HeadConfig,
         settings: TrainSettings,
         out: Path,
         *,
@@ -238,6 +91,7 @@ class Trainer:
         metadata: dict[str, str] | None = None,
     ) -> None:
         self.settings = settings
+        self.recipe = recipe_for(config)
         self.out = out
         self.device = torch.device(device)
         self.metadata = metadata or {}
@@ -267,8 +121,8 @@ class Trainer:
         d2t = None if self.d2t is None else torch.from_numpy(self.d2t).to(self.device)
         scored = draft_rows(self.lm_head, d2t).contiguous()
         self.draft_lm_head = scored.bfloat16() if self._autocast else scored
-        self.head = EagleHead(config)
-        initialise(self.head, torch.Generator().manual_seed(settings.seed))
+        self.head: DraftHead = self.recipe.new_head(config)
+        self.recipe.initialise(self.head, scored.cpu(), torch.Generator().manual_seed(settings.seed))
         self.head.to(self.device)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
         self.optimizer = torch.optim.AdamW(
@@ -329,13 +183,13 @@ class Trainer:
         head = self.averaged_head()
         greedy = [document for document in documents if document.greedy][: self.settings.evaluate_documents]
         d2t = None if self.d2t is None else torch.from_numpy(self.d2t)
-        drafter = EagleDrafter(head, self.embedding, self.lm_head, d2t)
+        drafter = self.recipe.drafter(head, self.embedding, self.lm_head, d2t)
         acceptance = simulate(drafter, DynamicPolicy(), greedy)
         row_size = self.settings.row_size
         rows = epoch_rows(np.array([len(d) for d in greedy]), row_size, 0, 0)
         batch = make_batch([[greedy[i] for i in row] for row in rows], row_size).to(self.device)
         with torch.no_grad():
-            loss = batch_loss(head, batch, self.embedding, self.draft_lm_head, replace(self.settings, unroll=3))
+            loss = self.recipe.loss(head, batch, self.embedding, self.draft_lm_head, replace(self.settings, unroll=3))
         return {
             "held_out_acceptance_length": acceptance.length,
             "held_out_agreement": loss.agreement[0],
@@ -344,15 +198,15 @@ class Trainer:
             "held_out_distillation": loss.distillation,
         }
 
-    def averaged_head(self) -> EagleHead:
+    def averaged_head(self) -> DraftHead:
         """The head that is evaluated and saved: averaged weights if ``ema``, else the current ones."""
-        head = EagleHead(self.head.config)
+        head: DraftHead = self.recipe.new_head(self.head.config)
         head.load_state_dict(self.average if self.settings.ema > 0 else self.head.state_dict())
         return head.to(self.device).requires_grad_(False).eval()
 
     def save_head(self, path: Path, metrics: dict[str, Any]) -> None:
         facts = {**self.metadata, "settings": json.dumps(asdict(self.settings)), "metrics": json.dumps(metrics)}
-        save_eagle(path, self.head.config, head_arrays(self.averaged_head()), d2t=self.d2t, metadata=facts)
+        self.recipe.save(path, self.averaged_head(), self.d2t, facts)
 
     def save_checkpoint(self) -> None:
         """The whole state, in one file, replaced in one step."""
@@ -391,12 +245,12 @@ class Trainer:
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + state.step)
             uniform = torch.rand(batch.features.shape, generator=generator).to(self.device)
             noise = (2 * uniform - 1) * self._noise_scale
-        recipe = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
+        now = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings, state.step)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            measured = batch_loss(self.head, batch, self.embedding, self.draft_lm_head, recipe, noise)
+            measured = self.recipe.loss(self.head, batch, self.embedding, self.draft_lm_head, now, noise)
         measured.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.clip)
         self.optimizer.step()
@@ -437,14 +291,14 @@ class Trainer:
         return places, rows
 
     def _open_stores(self) -> list[FeatureStore]:
-        return [FeatureStore(path, levels=1) for path in self._paths]
+        return [FeatureStore(path, levels=self.recipe.feature_levels) for path in self._paths]
 
     def _feature_deviation(self) -> float:
         """Standard deviation of the features, from the first documents."""
         sample = torch.cat([store[0].features.float() for store in self._stores if len(store)])
         return float(sample.std())
 
-    def _load_checkpoint(self, config: EagleConfig) -> dict[str, Any] | None:
+    def _load_checkpoint(self, config: HeadConfig) -> dict[str, Any] | None:
         file = self.out / "state.pt"
         if not file.exists():
             return None

@@ -1,0 +1,136 @@
+"""The seam between the trainer and the kinds of heads, and the unrolling that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from eyas.drafters.base import Drafter
+from eyas.heads.config import HeadConfig
+from eyas.heads.layers import DraftHead, HeadCache
+from eyas.train.batches import Batch
+from eyas.train.settings import TrainSettings
+from eyas.tree import Ints
+
+Config = TypeVar("Config", bound=HeadConfig)
+Head = TypeVar("Head", bound=DraftHead)
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """One batch's outcome.
+
+    Attributes:
+        loss: scalar to minimise.
+        regression, distillation: its parts, mean over rows and steps; regression is 0 where the recipe has none.
+        agreement: share of rows, per unrolled step, where the head's first choice is the target's.
+        weight: rows counted.
+    """
+
+    loss: Tensor
+    regression: float
+    distillation: float
+    agreement: tuple[float, ...]
+    weight: float
+
+
+class Recipe(ABC, Generic[Config, Head]):
+    """How one kind of head is made, taught, tried out and saved."""
+
+    feature_levels: ClassVar[int]
+    """What its batches hold as features (see ``eyas.train.store.FeatureStore``)."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings that suit this kind better than those of ``TrainSettings``."""
+
+    @abstractmethod
+    def new_head(self, config: Config) -> Head:
+        """A head without sensible values."""
+
+    @abstractmethod
+    def initialise(self, head: Head, draft_lm_head: Tensor, generator: torch.Generator) -> None:
+        """Give a new head its start values; ``draft_lm_head`` [draft vocab, H] are the target's scored rows."""
+
+    @abstractmethod
+    def loss(
+        self,
+        head: Head,
+        batch: Batch,
+        embedding: Tensor,
+        draft_lm_head: Tensor,
+        settings: TrainSettings,
+        noise: Tensor | None = None,
+    ) -> BatchLoss:
+        """The loss of a batch; a function of its arguments alone.
+
+        Args:
+            embedding: [V, H] of the target.
+            draft_lm_head: [draft vocab, H], the rows of the target's lm_head that are scored, in the dtype to multiply
+                in.
+            noise: like ``batch.features``, added to them.
+        """
+
+    @abstractmethod
+    def drafter(self, head: Head, embedding: Tensor, lm_head: Tensor, d2t: Tensor | None) -> Drafter:
+        """Draft with the head as it is; ``lm_head`` [V, H] is the target's."""
+
+    @abstractmethod
+    def save(self, path: Path, head: Head, d2t: Ints | None, metadata: Mapping[str, str]) -> None:
+        """Write the head in its published layout."""
+
+
+@dataclass(frozen=True)
+class UnrolledStep:
+    """One step of the head on a batch.
+
+    Attributes:
+        share: weight of the step in the loss.
+        outputs: [n, H] the head's, for the rows whose batch weight is above 0.
+        weights: [n] of those rows; 0 where a document has no true pair that far back.
+    """
+
+    share: float
+    outputs: Tensor
+    weights: Tensor
+
+
+def unroll(
+    head: DraftHead, batch: Batch, embeds: Tensor, hidden: Tensor, settings: TrainSettings
+) -> Iterator[UnrolledStep]:
+    """Let the head take ``settings.unroll`` steps from every pair, as drafting would: after the first on its own
+    outputs, each step seeing true pairs and self-made ones as a draft chain does (``Batch.step_mask``).
+
+    Args:
+        embeds: [B, S, H] of the batch's tokens.
+        hidden: [B, S, H] true features as the head reads them.
+    """
+    cache = UnrollCache(head.config.num_layers) if settings.unroll > 1 else None
+    rows = batch.weights > 0  # [B, S]
+    for step in range(1, settings.unroll + 1):
+        out = head(embeds, hidden, batch.positions, batch.step_mask(step), cache)  # [B, S, H]
+        weights = batch.weights[rows] * (batch.positions[rows] >= step - 1)
+        yield UnrolledStep(settings.unroll_decay ** (step - 1), out[rows], weights)
+        # The output of pair t - 1 stands in for the true feature t.
+        hidden = torch.cat((hidden[:, :1], out[:, :-1]), dim=1)
+        if settings.detach:
+            hidden = hidden.detach()
+
+
+class UnrollCache(HeadCache):
+    """Keys and values of all unrolled steps side by side, kept as autograd values instead of written in place."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(num_layers)
+        self._past: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        past = self._past[layer]
+        if past is not None:
+            keys, values = torch.cat((past[0], keys), dim=2), torch.cat((past[1], values), dim=2)
+        self._past[layer] = (keys, values)
+        return keys, values

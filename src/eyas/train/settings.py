@@ -1,0 +1,71 @@
+"""How a head is trained, whatever its kind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from eyas.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a head is trained.
+
+    Attributes:
+        steps: optimiser steps.
+        rows, row_size: a batch is ``rows`` rows of ``row_size`` pairs.
+        learning_rate, warmup, final_lr_share: linear warmup over ``warmup`` steps, then a cosine down to this share.
+        weight_decay, beta2, clip: of AdamW, and the largest gradient norm.
+        noise: features get uniform noise of -noise..noise (EAGLE: 0.1 at H = 4096), scaled by their deviation.
+        regression_weight, distillation_weight: of the two losses of an EAGLE-1/2 head (EAGLE-1: 1.0 and 0.1).
+        unroll: steps of its own that the head learns to take (1: plain EAGLE; HASS: 3 to 4; EAGLE-3: 4 or more).
+        unroll_after: optimiser steps before which it only learns the first (unrolling a head that knows nothing is
+            dear and teaches little).
+        unroll_decay: weight of unrolled step j is ``unroll_decay ** (j - 1)``.
+        detach: no gradient from a step into the features that earlier steps made.
+        prompt_weight: of rows that predict a prompt's token.
+        ema: decay of the averaged weights that are evaluated and saved; 0 for none.
+        seed: of start values, order and noise.
+        evaluate_every, evaluate_documents: steps between held-out measurements, and documents walked in each.
+        checkpoint_seconds: between checkpoints of the whole state.
+    """
+
+    steps: int = 2000
+    rows: int = 4
+    row_size: int = 512
+    learning_rate: float = 1e-3
+    warmup: int = 50
+    final_lr_share: float = 0.05
+    weight_decay: float = 0.01
+    beta2: float = 0.95
+    clip: float = 0.5
+    noise: float = 0.1
+    regression_weight: float = 1.0
+    distillation_weight: float = 0.1
+    unroll: int = 1
+    unroll_after: int = 0
+    unroll_decay: float = 0.8
+    detach: bool = False
+    prompt_weight: float = 0.0
+    ema: float = 0.0
+    seed: int = 0
+    evaluate_every: int = 200
+    evaluate_documents: int = 24
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "row_size", "unroll", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.learning_rate <= 0 or not 0 <= self.ema < 1:
+            raise InvalidInputError(f"learning_rate must be above 0 and ema in 0..1, got {self}")
+
+
+def learning_rate(settings: TrainSettings, step: int) -> float:
+    """Of step 0, 1, ...: linear warmup, cosine decay to ``final_lr_share``."""
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    progress = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    share = settings.final_lr_share
+    return settings.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
