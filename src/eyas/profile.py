@@ -9,21 +9,28 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from eyas.calibration import Bin, Calibration
 from eyas.costs import CostTable
+from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import CheckpointError, EyasError, InvalidInputError
 from eyas.fetch import cache_directory
+from eyas.native import default_threads
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import Acceptance, as_acceptance
 from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
+from eyas.targets.base import TargetInfo
 
-FORMAT = 1
+FORMAT = 2
+
+GRAFT = "+graft"
+"""Behind a policy's name: n-grams join the drafter's tree."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class ProfileKey:
         engine: "transformers" or "native".
         dtype: weight type.
         threads: CPU threads.
-        drafter: the drafter's name.
+        drafter: where the drafter came from.
+        drafter_fingerprint: of its weights; empty for a drafter without any.
         sampled: answers are sampled; acceptance then differs from greedy answers.
     """
 
@@ -46,12 +54,44 @@ class ProfileKey:
     dtype: str
     threads: int
     drafter: str
+    drafter_fingerprint: str = ""
     sampled: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        info: TargetInfo,
+        fingerprint: str,
+        drafter: tuple[str, str],
+        *,
+        threads: int | None = None,
+        sampled: bool = False,
+        device: str = "cpu",
+    ) -> ProfileKey:
+        """The key of a tuning.
+
+        Args:
+            info, fingerprint: of the target as loaded.
+            drafter: (where it came from, fingerprint), see ``eyas.loading.drafter_identity``.
+            threads: CPU threads; None for all this process may use.
+            sampled: whether answers are sampled.
+            device: what the target runs on.
+        """
+        return cls(
+            machine=machine_name(device),
+            model=fingerprint,
+            engine=info.engine,
+            dtype=info.dtype,
+            threads=threads or default_threads(),
+            drafter=drafter[0],
+            drafter_fingerprint=drafter[1],
+            sampled=sampled,
+        )
 
     def differences(self, other: ProfileKey) -> list[str]:
         """What does not agree, in words."""
         return [
-            f"{field.name} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
+            f"{field.name.replace('_', ' ')} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
             for field in fields(self)
             if getattr(self, field.name) != getattr(other, field.name)
         ]
@@ -62,13 +102,13 @@ class Check:
     """A policy's speed as predicted and as measured afterwards.
 
     Attributes:
-        policy: its name.
-        predicted, measured: tokens per second.
+        policy: its name, with ``GRAFT`` behind it where n-grams were grafted.
+        predicted, measured: tokens per second; no prediction for grafted trees.
         acceptance_length: tokens per cycle, measured.
     """
 
     policy: str
-    predicted: float
+    predicted: float | None
     measured: float
     acceptance_length: float
 
@@ -89,6 +129,7 @@ class Profile:
         grid: predictions for every setting tried.
         checks: predictions against measurements.
         reliability: per level, bins of path value and acceptance.
+        hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
     """
 
     key: ProfileKey
@@ -102,6 +143,26 @@ class Profile:
     grid: tuple[GridPoint, ...] = ()
     checks: tuple[Check, ...] = ()
     reliability: tuple[tuple[Bin, ...], ...] = ()
+    hit_rates: tuple[float, ...] = ()
+
+    def fastest(self, graft: bool | None = None) -> str:
+        """Name of the policy measured to be the fastest, "none" for plain decoding.
+
+        Args:
+            graft: whether n-grams are grafted; where None, whichever is faster.
+        """
+        checks = [
+            check
+            for check in self.checks
+            if graft is None or check.policy == "none" or check.policy.endswith(GRAFT) == graft
+        ]
+        if not checks:
+            return "budgeted" if self.budgeted().drafts else "none"
+        return max(checks, key=lambda check: check.measured).policy
+
+    def ngram(self) -> NgramDrafter:
+        """N-grams at their measured price."""
+        return NgramDrafter(hit_rates=self.hit_rates) if self.hit_rates else NgramDrafter()
 
     def budgeted(self) -> BudgetedPolicy:
         """The policy that decides per cycle."""
@@ -153,13 +214,15 @@ class Profile:
                 grid=tuple(GridPoint(**point) for point in values["grid"]),
                 checks=tuple(Check(**check) for check in values["checks"]),
                 reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
+                hit_rates=tuple(values["hit_rates"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(f"not a profile: {error!r}") from None
 
 
-def machine_name() -> str:
-    """Processor and number of cores, as far as the system tells: "AMD EPYC 7763 x2"."""
+def machine_name(device: str = "cpu") -> str:
+    """Processor and number of cores, as far as the system tells: "AMD EPYC 7763 x2"; with an accelerator its name,
+    too."""
     name = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()
@@ -167,15 +230,26 @@ def machine_name() -> str:
         info = ""
     if found := re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE):
         name = found[1].strip()
-    return f"{name} x{os.cpu_count()}"
+    name = f"{name} x{os.cpu_count()}"
+    if device.startswith("cuda"):
+        import torch
+
+        return f"{name}, {torch.cuda.get_device_name(device)}"
+    return name if device == "cpu" else f"{name}, {device}"
+
+
+def profiles_directory() -> Path:
+    """Where all profiles are kept."""
+    return cache_directory() / "profiles"
 
 
 def profile_path(key: ProfileKey) -> Path:
-    """Where the profile for ``key`` is kept. Machine and threads are not in the name: one file per choice of model,
-    engine, dtype, drafter and way of answering, replaced by every re-tuning."""
-    words = (key.model, key.engine, key.dtype, key.drafter, "sampled" if key.sampled else "greedy")
+    """Where the profile for ``key`` is kept. Machine, threads and the drafter's weights are not in the name: one file
+    per choice of model, engine, dtype, drafter and way of answering, replaced by every re-tuning."""
+    place = sha256(key.drafter.encode()).hexdigest()[:8]  # heads of one name in several directories
+    words = (key.model, key.engine, key.dtype, f"{Path(key.drafter).name[:40]}.{place}")
     name = "-".join(re.sub(r"[^\w.+]+", "_", word).strip("_.") for word in words)
-    return cache_directory() / "profiles" / f"{name}.json"
+    return profiles_directory() / f"{name}-{'sampled' if key.sampled else 'greedy'}.json"
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:

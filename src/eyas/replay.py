@@ -82,6 +82,11 @@ class Recording:
     topk: int
 
     @property
+    def texts(self) -> list[list[int]]:
+        """The answers' tokens."""
+        return [[int(a[0].candidates.tokens[0]), *a[0].rest] if a else [] for a in self.answers]
+
+    @property
     def moments(self) -> list[Moment]:
         return [moment for answer in self.answers for moment in answer]
 
@@ -260,6 +265,7 @@ class GridPoint:
         num_steps, topk, num_draft_tokens: the setting.
         acceptance_length: tokens per cycle.
         rate: tokens per millisecond.
+        measured: the same as it turned out, where it was tried.
     """
 
     num_steps: int
@@ -267,6 +273,7 @@ class GridPoint:
     num_draft_tokens: int
     acceptance_length: float
     rate: float
+    measured: float | None = None
 
 
 def grid(

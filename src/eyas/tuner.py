@@ -6,31 +6,24 @@ acceptance is recorded once, and every policy's speed is predicted from both; a 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
 from time import perf_counter
-
-import numpy as np
 
 from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
+from eyas.drafters.grafted import GraftedDrafter
+from eyas.drafters.ngram import NgramDrafter, measured_hit_rates
 from eyas.errors import InvalidInputError
-from eyas.generate import Session, Step, generate
-from eyas.policies.base import Candidates, TreePolicy
+from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
-from eyas.profile import Check, Profile, ProfileKey, machine_name
-from eyas.replay import Recording, grid, record, replay
+from eyas.profile import GRAFT, Check, Profile, ProfileKey
+from eyas.replay import GridPoint, Recording, grid, record, replay
 from eyas.sampling import SamplingParams
-from eyas.stopping import StopParams
 from eyas.targets.base import Target
-from eyas.tree import DraftTree, Ints
-
-Clock = Callable[[], float]
-"""Seconds, from any start."""
+from eyas.timing import FRESH, Clock, Contender, Finish, race, time_draft, time_verify
 
 TuneProgress = Callable[[str, float], object]
 """Told what is going on and which share of the whole is done, 0 to 1."""
@@ -52,6 +45,7 @@ class Effort:
         max_tokens: length of each recorded answer.
         context: tokens of context for the timings, as far as the prompts have them.
         checks: prompts answered for real by each checked policy.
+        races: times each of them is answered.
     """
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -62,40 +56,18 @@ class Effort:
     max_tokens: int = 64
     context: int = 256
     checks: int = 4
+    races: int = 3
 
     def __post_init__(self) -> None:
         if list(self.rows) != sorted(set(self.rows)) or self.rows[:1] != (1,) or len(self.rows) < 2:
             raise InvalidInputError(f"rows to time start at 1 and increase, two at least, got {list(self.rows)}")
         if list(self.nodes) != sorted(set(self.nodes)) or self.nodes[:1] != (1,):
             raise InvalidInputError(f"nodes to time start at 1 and increase, got {list(self.nodes)}")
-        for name in ("repeats", "num_steps", "topk", "context", "checks"):
+        for name in ("repeats", "num_steps", "topk", "context", "checks", "races"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_tokens < 2:
             raise InvalidInputError(f"answers to tune by need at least 2 tokens, got {self.max_tokens}")
-
-
-def make_key(
-    target: Target, drafter: Drafter, fingerprint: str, *, threads: int | None = None, sampled: bool = False
-) -> ProfileKey:
-    """The key of a tuning.
-
-    Args:
-        target, drafter: as loaded.
-        fingerprint: of the target's weights.
-        threads: CPU threads; None for all cores.
-        sampled: whether answers are sampled.
-    """
-    info = target.info
-    return ProfileKey(
-        machine=machine_name(),
-        model=fingerprint,
-        engine=info.engine,
-        dtype=info.dtype,
-        threads=threads or os.cpu_count() or 1,
-        drafter=drafter.name,
-        sampled=sampled,
-    )
 
 
 def tune(
@@ -114,7 +86,7 @@ def tune(
     Args:
         target, drafter: what is tuned.
         prompts: token ids, like those it will be used for; a dozen or more.
-        key: what the profile will be valid for, see ``make_key``.
+        key: what the profile will be valid for, see ``ProfileKey.of``.
         params: how answers are chosen; greedy where None.
         effort: how thoroughly.
         progress: told about the steps.
@@ -128,7 +100,7 @@ def tune(
         raise InvalidInputError("tuning needs prompts to answer, got none")
     if not any(len(prompt) > FRESH + 1 for prompt in prompts):
         raise InvalidInputError(f"tuning needs a prompt of more than {FRESH + 1} tokens")
-    tell = progress or (lambda text, share: None)
+    tell: TuneProgress = progress or (lambda text, share: None)
     context = [*max(prompts, key=len)]
     while len(context) < effort.context:
         context += context
@@ -136,9 +108,11 @@ def tune(
     context = context[: max(FRESH + 2, min(effort.context, room))]
 
     tell("timing the target", 0.0)
-    verify = time_verify(target, context, effort, clock)
-    tell("timing the drafter", 0.15)
-    first_ms, levels = time_draft(target, drafter, context, effort, clock)
+    verify = time_verify(target, context, effort.rows, effort.repeats, clock)
+    tell("timing the drafter", 0.1)
+    first_ms, levels = time_draft(
+        target, drafter, context, effort.nodes, effort.topk, effort.num_steps, effort.repeats, clock
+    )
     costs = CostTable.fit(verify, levels, first_ms=first_ms)
 
     recording = record(
@@ -149,33 +123,85 @@ def tune(
         topk=effort.topk,
         max_tokens=effort.max_tokens,
         params=params,
-        progress=lambda done: tell("recording drafts", 0.25 + 0.4 * done / len(prompts)),
+        progress=lambda done: tell("recording drafts", 0.15 + 0.3 * done / len(prompts)),
     )
     if not any(recording.answers):
         raise InvalidInputError("every answer ended at its first token: there is nothing to tune by")
 
-    tell("measuring the rest of a cycle", 0.65)
-    few = prompts[: effort.checks]
-    reference = DynamicPolicy(effort.num_steps, min(4, effort.topk), min(8, max(effort.rows) - 1))
-    run = Run.of(target, drafter, few, reference, params, effort.max_tokens, clock)
-    costs = replace(costs, overhead_ms=max(0.0, run.ms_per_cycle - fmean(run.predicted(costs))))
+    answered = [number for number, answer in enumerate(recording.answers) if answer][: effort.checks]
+    few = [prompts[number] for number in answered]
 
-    tell("predicting", 0.7)
+    def run(contenders: Sequence[Contender], what: str, start: float, share: float) -> list[Finish]:
+        return race(
+            target,
+            contenders,
+            few,
+            params=params,
+            max_tokens=effort.max_tokens,
+            repeats=effort.races,
+            clock=clock,
+            progress=lambda done: tell(what, start + share * done),
+        )
+
+    usual = DynamicPolicy(effort.num_steps, min(4, effort.topk), min(8, max(effort.rows) - 1))
+    plain, drafted = run([Contender("none"), Contender("dynamic", drafter, usual)], "measuring whole cycles", 0.45, 0.1)
+    # What plain decoding spends outside the passes every cycle spends; what a drafted cycle spends more is drafting.
+    costs = replace(costs, overhead_ms=max(0.0, plain.unexplained_ms(costs)))
+    costs = replace(costs, first_ms=costs.first_ms + max(0.0, drafted.unexplained_ms(costs)))
+
+    tell("predicting", 0.55)
     profile = choose(recording, costs, key, max(effort.rows) - 1)
+    profile = replace(profile, hit_rates=measured_hit_rates(prompts, recording.texts))
 
-    policies: dict[str, TreePolicy | None] = {"none": None, "budgeted": profile.budgeted()}
-    policies |= {"dynamic": profile.dynamic()} if profile.best else {}
-    policies |= {"sequoia": profile.sequoia()} if profile.template else {}
-    part = replace(recording, answers=recording.answers[: len(few)])
-    checks = []
-    for done, (name, policy) in enumerate(policies.items()):
-        tell(f"checking {name}", 0.8 + 0.2 * done / len(policies))
-        run = Run.of(target, drafter if policy else None, few, policy, params, effort.max_tokens, clock)
-        rate = replay(part, policy, profile.costs).rate if policy else 1 / profile.costs.plain_ms
-        measured = run.acceptance_length / run.ms_per_cycle
-        checks.append(Check(name, 1000 * rate, 1000 * measured, run.acceptance_length))
+    ours = contenders(profile, drafter)
+    points = strongest(profile.grid)
+    settings = [DynamicPolicy(each.num_steps, each.topk, each.num_draft_tokens) for each in points]
+    finishes = run(
+        [*ours, *(Contender("grid", drafter, policy) for policy in settings)], "checking predictions", 0.6, 0.4
+    )
+    part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
+    checks = tuple(
+        Check(each.name, _predicted(part, each, profile), finish.rate, finish.acceptance_length)
+        for each, finish in zip(ours, finishes, strict=False)
+    )
+    measured = {point: finish.rate / 1000 for point, finish in zip(points, finishes[len(ours) :], strict=True)}
     tell("done", 1.0)
-    return replace(profile, checks=tuple(checks))
+    grid = tuple(replace(point, measured=measured.get(point)) for point in profile.grid)
+    return replace(profile, checks=checks, grid=grid)
+
+
+def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
+    """Everything ``--policy auto`` can choose from: plain decoding, and each policy that is predicted to beat it, with
+    the drafter alone and with n-grams grafted onto it."""
+    policies: dict[str, TreePolicy | None] = {
+        "budgeted": profile.budgeted(),
+        "dynamic": profile.dynamic(),
+        "sequoia": profile.sequoia(),
+    }
+    found = [Contender("none")]
+    found += [Contender(name, drafter, policy) for name, policy in policies.items() if policy is not None]
+    if not isinstance(drafter, NgramDrafter):
+        grafted = GraftedDrafter(drafter, profile.ngram())
+        found += [Contender(each.name + GRAFT, grafted, each.policy) for each in found if each.policy is not None]
+    return found
+
+
+def strongest(points: Sequence[GridPoint]) -> list[GridPoint]:
+    """Of a grid, the setting of each depth that is predicted to be the fastest: what is worth measuring."""
+    best: dict[int, GridPoint] = {}
+    for point in points:
+        if point.num_steps not in best or point.rate > best[point.num_steps].rate:
+            best[point.num_steps] = point
+    return list(best.values())
+
+
+def _predicted(recording: Recording, contender: Contender, profile: Profile) -> float | None:
+    """Tokens per second; None where guesses are mixed in that the recording does not know."""
+    if contender.policy is None:
+        return 1000 / profile.costs.plain_ms
+    if contender.name.endswith(GRAFT):
+        return None
+    return 1000 * replay(recording, contender.policy, profile.costs).rate
 
 
 def choose(recording: Recording, costs: CostTable, key: ProfileKey, num_draft_tokens: int) -> Profile:
@@ -236,150 +262,3 @@ def settle(recording: Recording, policy: BudgetedPolicy, rounds: int = SETTLING)
             break
         rate = max(reached, plain)
     return chosen
-
-
-FRESH = 3
-"""Committed tokens that the drafter's first pass of a cycle takes in when it is timed: a usual acceptance length."""
-
-DEEPER = 2
-"""Further levels over which the price of one is averaged."""
-
-
-def time_verify(target: Target, context: Sequence[int], effort: Effort, clock: Clock) -> dict[int, float]:
-    """Milliseconds of a target pass by rows, over random trees after ``context``."""
-    rng = np.random.default_rng(0)
-    cache = target.new_cache()
-    target.prefill(cache, context)
-    length = cache.length
-
-    def sample(rows: int) -> float:
-        tree = random_tree(rows, target.info.vocab_size, rng)
-        start = clock()
-        target.verify([(cache, tree)])[0].argmax()  # asking for the result waits for it
-        spent = clock() - start
-        cache.truncate(length)
-        return spent
-
-    return _medians(effort.rows, sample, effort.repeats)
-
-
-def time_draft(
-    target: Target, drafter: Drafter, context: Sequence[int], effort: Effort, clock: Clock
-) -> tuple[float, dict[int, float]]:
-    """(milliseconds of the first level, milliseconds of a further one by expanded nodes), after ``context``."""
-    features = target.prefill(target.new_cache(), context).features
-    known = len(context) - 1 - FRESH  # pairs; the last FRESH are taken in anew by every sample
-    session = drafter.new_session()
-    session.commit(context[1 : known + 1], features[:known])
-    levels = 1 + min(DEEPER, max(0, effort.num_steps - 1))
-
-    def sample(policy: TreePolicy) -> float:
-        session.truncate(known)
-        start = clock()
-        session.commit(context[known + 1 :], features[known:-1])
-        session.propose(context[-1], policy, policy.num_steps)
-        return clock() - start
-
-    # Width 0 stands for the first level alone.
-    sizes = [0, *(nodes for nodes in effort.nodes if nodes <= effort.topk and levels > 1)]
-    policies = {nodes: Levels(nodes, levels if nodes else 1, effort.topk) for nodes in sizes}
-    times = _medians(sizes, lambda nodes: sample(policies[nodes]), effort.repeats)
-    first = times.pop(0)
-    if not times:
-        return first, {1: first}
-    return first, {nodes: max(0.0, (spent - first) / (levels - 1)) for nodes, spent in times.items()}
-
-
-@dataclass(frozen=True)
-class Levels:
-    """A policy for timing: ``nodes`` expanded at each of ``num_steps`` levels, whatever they are worth."""
-
-    nodes: int
-    num_steps: int
-    topk: int
-    num_draft_tokens: int = 1
-
-    def expand(self, candidates: Candidates) -> Ints:
-        if candidates.depth == 0:
-            return np.zeros(1, np.int64)
-        newest = candidates.newest
-        return np.arange(newest.start, min(newest.start + self.nodes, newest.stop))
-
-    def select(self, candidates: Candidates) -> Ints:
-        return np.arange(1, min(2, len(candidates)))
-
-
-def random_tree(rows: int, vocab_size: int, rng: np.random.Generator) -> DraftTree:
-    """A tree of ``rows`` nodes with random tokens, each node below any earlier one."""
-    parents = np.array([-1, *(int(rng.integers(node)) for node in range(1, rows))], np.int64)
-    tokens = rng.integers(vocab_size, size=rows, dtype=np.int64)
-    return DraftTree(tokens, parents, np.zeros(rows, np.float32))
-
-
-@dataclass(frozen=True)
-class Run:
-    """Real answers: what each cycle did, and how long all of them took.
-
-    Attributes:
-        shapes: (expanded nodes per level, draft tokens) of every cycle.
-        tokens: committed by them.
-        ms_per_cycle: mean milliseconds.
-    """
-
-    shapes: tuple[tuple[tuple[int, ...], int], ...]
-    tokens: int
-    ms_per_cycle: float
-
-    @classmethod
-    def of(
-        cls,
-        target: Target,
-        drafter: Drafter | None,
-        prompts: Sequence[Sequence[int]],
-        policy: TreePolicy | None,
-        params: SamplingParams | None,
-        max_tokens: int,
-        clock: Clock,
-    ) -> Run:
-        shapes: list[tuple[tuple[int, ...], int]] = []
-        tokens, spent = 0, 0.0
-
-        def steps(prompt: Sequence[int], limit: int) -> Iterator[Step]:
-            stop = StopParams(max_tokens=limit)
-            return generate(Session(target, drafter), prompt, policy=policy, params=params, stop=stop)
-
-        for _ in steps(prompts[0], 8):
-            pass  # warm up
-        for prompt in prompts:
-            answer = steps(prompt, max_tokens)
-            next(answer)  # the prefill
-            start = clock()
-            cycles = list(answer)
-            spent += clock() - start
-            for step in cycles:
-                assert step.cycle is not None
-                tokens += len(step.tokens)
-                shapes.append((step.cycle.trace.widths, step.cycle.tree.num_draft_tokens))
-        if not shapes:
-            raise InvalidInputError("the prompts' answers end at their first token: there is nothing to tune by")
-        return cls(tuple(shapes), tokens, 1000 * spent / len(shapes))
-
-    @property
-    def acceptance_length(self) -> float:
-        return self.tokens / len(self.shapes)
-
-    def predicted(self, costs: CostTable) -> list[float]:
-        """Milliseconds of each cycle by the table."""
-        return [costs.cycle(expanded, kept) for expanded, kept in self.shapes]
-
-
-def _medians(sizes: Sequence[int], sample: Callable[[int], float], repeats: int) -> dict[int, float]:
-    """Median milliseconds by size. The sizes take turns, so that a slow spell of the machine hits all of them; the
-    first round warms up and does not count."""
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(repeats + 1):
-        for size in sizes:
-            spent = sample(size)
-            if turn:
-                times[size].append(1000 * spent)
-    return {size: median(values) for size, values in times.items()}

@@ -229,3 +229,30 @@ class NgramSession:
                 f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
             )
         self._answering = True
+
+
+def measured_hit_rates(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], drafter: NgramDrafter | None = None
+) -> tuple[float, ...]:
+    """h(length) over some answers, by match length from 1 on, drawn towards the drafter's prior as by its weight.
+
+    Args:
+        prompts, answers: token ids; an answer's own tokens count, its prompt only fills the index.
+        drafter: its prior and longest match; the defaults where None.
+    """
+    drafter = drafter or NgramDrafter()
+    tries, hits = [0] * (drafter.longest + 1), [0] * (drafter.longest + 1)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        index = SuffixIndex(drafter.longest)
+        for token in prompt:
+            index.append(int(token))
+        for token in answer:
+            length, followers = index.followers(index.end)
+            tries[length] += 1
+            hits[length] += token in followers
+            index.append(int(token))
+    weight = drafter.prior_weight
+    return tuple(
+        (weight * drafter.hit_rates[min(length, len(drafter.hit_rates)) - 1] + hits[length]) / (weight + tries[length])
+        for length in range(1, drafter.longest + 1)
+    )

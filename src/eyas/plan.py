@@ -1,0 +1,284 @@
+"""From what the user wants to who drafts, with which policy, behind which gate.
+
+Where a profile of this machine, target and drafter is there (``eyas tune``), ``auto`` is the policy it measured to be
+the fastest, plain decoding among them; elsewhere it is EAGLE-2 with its defaults. Either way a gate watches each
+request, by the measured costs or by typical ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.calibration import IDENTITY, Calibration, read_calibration
+from eyas.costs import CostTable, typical_costs
+from eyas.drafters.base import Drafter
+from eyas.drafters.grafted import GraftedDrafter
+from eyas.drafters.ngram import NgramDrafter
+from eyas.errors import InvalidInputError
+from eyas.policies import POLICIES, DynamicPolicy, StaticPolicy, TreePolicy, make_policy
+from eyas.policies.gate import Gate
+from eyas.policies.sequoia import sequoia
+from eyas.profile import GRAFT, Profile, ProfileKey, load_profile, profiles_directory
+from eyas.targets.base import Target
+
+if TYPE_CHECKING:
+    from eyas.loading import LoadedTarget
+
+MEASURED = ("sequoia", "budgeted")
+"""Policies that need a profile."""
+
+CHOICES = ("auto", *POLICIES, *MEASURED)
+
+LIMITS = {"num_steps": 64, "topk": 64, "num_draft_tokens": 256}
+"""The largest budgets that can be asked for: far beyond what pays anywhere."""
+
+HEAD_LEVEL = 0.03
+"""A pass of a one-layer head as a share of a pass of its target, where nothing was measured."""
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """What the user wants.
+
+    Attributes:
+        draft: who drafts, see ``eyas.loading.load_drafter``.
+        policy: one of ``CHOICES``.
+        template: JSON file with the rank paths of a static tree.
+        graft: whether n-grams join the drafter's tree; None leaves it to ``auto`` and is no anywhere else.
+        num_steps, topk, num_draft_tokens: the budget; what is None comes from the policy, or from the profile.
+        profile: a certain profile instead of the one at the usual place.
+
+    Raises:
+        InvalidInputError: settings that cannot work, or contradict each other; a template that is none.
+    """
+
+    draft: str = "default"
+    policy: str = "auto"
+    template: Path | None = None
+    graft: bool | None = None
+    num_steps: int | None = None
+    topk: int | None = None
+    num_draft_tokens: int | None = None
+    profile: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in CHOICES:
+            raise InvalidInputError(f"unknown policy {self.policy!r}; choose one of {', '.join(CHOICES)}")
+        for name, value in self.budget.items():
+            if not 1 <= value <= LIMITS[name]:
+                bound = "at least 1" if value < 1 else f"at most {LIMITS[name]}"
+                raise InvalidInputError(f"{name} must be {bound}, got {value}; for no drafting use --draft none")
+        if self.template is not None:
+            if self.policy != "static":
+                raise InvalidInputError(f"--template is the tree of --policy static, got --policy {self.policy}")
+            if self.budget:
+                raise InvalidInputError(f"a template is its own budget; leave out {' and '.join(self.budget)}")
+            read_template(self.template)
+        if self.graft and self.draft in ("none", "ngram"):
+            raise InvalidInputError(f"--graft joins n-grams to another drafter's tree, got --draft {self.draft}")
+
+    @property
+    def budget(self) -> dict[str, int]:
+        """The numbers that were asked for."""
+        asked = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """How a request is drafted.
+
+    Attributes:
+        name: the policy that was chosen, with ``GRAFT`` behind it where n-grams are grafted; "none" is plain decoding.
+        drafter: None decodes plainly.
+        policy: how trees grow.
+        gate: when drafting rests; None: never.
+    """
+
+    name: str
+    drafter: Drafter | None
+    policy: TreePolicy
+    gate: Gate | None = None
+
+
+PLAIN = DraftPlan("none", None, DynamicPolicy())
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Everything that is known once target and drafter are loaded.
+
+    Attributes:
+        settings: what the user wants.
+        target, drafter: as loaded; without a drafter every plan is plain decoding.
+        profile: None where this machine, target and drafter were not tuned.
+        calibration: what was stored with the head.
+    """
+
+    settings: DraftSettings
+    target: Target
+    drafter: Drafter | None
+    profile: Profile | None = None
+    calibration: Calibration = IDENTITY
+
+    def plan(self, name: str | None = None) -> DraftPlan:
+        """The plan of a policy, the one in the settings where None; ``GRAFT`` behind it grafts.
+
+        Raises:
+            InvalidInputError: a policy that needs a profile where there is none.
+        """
+        name = name or self.settings.policy
+        base = name.removesuffix(GRAFT)
+        graft = True if base != name else self.settings.graft
+        if self.drafter is None or base == "none":
+            return PLAIN
+        gate = Gate(self.costs) if base in ("auto", "budgeted") else None
+        if base == "auto":
+            base = self._fastest(graft)
+            if base == "none":
+                return PLAIN
+            graft = base.endswith(GRAFT) or bool(graft)
+            base = base.removesuffix(GRAFT)
+        policy = self._policy(base)
+        if graft:
+            ngram = self.profile.ngram() if self.profile else NgramDrafter()
+            return DraftPlan(base + GRAFT, GraftedDrafter(self.drafter, ngram), policy, gate)
+        return DraftPlan(base, self.drafter, policy, gate)
+
+    @property
+    def costs(self) -> CostTable:
+        """As measured, or as usual."""
+        if self.profile is not None:
+            return self.profile.costs
+        return typical_costs(_level_share(self.drafter, self.target))
+
+    def _fastest(self, graft: bool | None) -> str:
+        if self.profile is None or self.settings.budget:
+            return "dynamic"
+        if graft and not any(check.policy.endswith(GRAFT) for check in self.profile.checks):
+            return self.profile.fastest(False)
+        return self.profile.fastest(graft)
+
+    def _policy(self, name: str) -> TreePolicy:
+        budget, profile = self.settings.budget, self.profile
+        if name in MEASURED and profile is None:
+            raise InvalidInputError(f"--policy {name} needs measurements of this machine, model and drafter: eyas tune")
+        if name == "budgeted":
+            assert profile is not None
+            return replace(profile.budgeted(), **budget)
+        if name == "sequoia":
+            assert profile is not None
+            fixed = profile.sequoia()
+            if fixed is not None and not budget:
+                return fixed
+            bounds = {"num_draft_tokens": DynamicPolicy.num_draft_tokens, **budget}
+            return sequoia(profile.acceptance, **bounds)
+        if name == "static" and self.settings.template is not None:
+            return read_template(self.settings.template)
+        best = profile.dynamic() if profile and self.settings.policy == "auto" and not budget else None
+        if name == "dynamic" and best is not None:
+            return best
+        usual = {key: getattr(DynamicPolicy, key) for key in LIMITS}
+        policy = make_policy(name, **{**usual, **budget})
+        return replace(policy, calibration=self.calibration) if isinstance(policy, DynamicPolicy) else policy
+
+
+def load_planner(
+    settings: DraftSettings,
+    loaded: LoadedTarget,
+    *,
+    greedy: bool,
+    policies: Sequence[str] | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    notice: Callable[[str], object] | None = None,
+) -> Planner:
+    """Load the drafter, and the profile if a policy has a use for it.
+
+    Args:
+        settings: what the user wants.
+        loaded: the target.
+        greedy: how answers are chosen: each way has its own profile.
+        policies: those that will be planned; None: the one in the settings.
+        threads, device: as the target was loaded.
+        notice: told in one line why a profile is not used.
+
+    Raises:
+        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``.
+    """
+    from eyas.loading import head_directory, load_drafter
+
+    drafter = load_drafter(settings.draft, loaded)
+    if drafter is None:
+        return Planner(settings, loaded.target, None)
+    folder = head_directory(settings.draft)
+    calibration = read_calibration(folder, greedy=greedy) if folder else IDENTITY
+    profile = None
+    wanted = policies or [settings.policy]
+    useful = settings.graft or any(name.endswith(GRAFT) or name in ("auto", *MEASURED) for name in wanted)
+    if useful and (settings.profile is not None or profiles_directory().is_dir()):
+        key = profile_key(settings.draft, loaded, greedy=greedy, threads=threads, device=device)
+        profile = load_profile(key, settings.profile, notice)
+    return Planner(settings, loaded.target, drafter, profile, calibration)
+
+
+def profile_key(
+    draft: str, loaded: LoadedTarget, *, greedy: bool, threads: int | None = None, device: str = "cpu"
+) -> ProfileKey:
+    """What a profile of this target and the drafter called ``draft`` must be valid for."""
+    from eyas.loading import drafter_identity
+
+    return ProfileKey.of(
+        loaded.target.info,
+        loaded.source.fingerprint(),
+        drafter_identity(draft),
+        threads=threads,
+        sampled=not greedy,
+        device=device,
+    )
+
+
+def read_template(path: Path) -> StaticPolicy:
+    """A static tree from a JSON file such as ``[[0], [1], [0, 0]]``.
+
+    Raises:
+        InvalidInputError: no such file, no JSON, no tree, or one beyond all sense.
+    """
+    try:
+        paths: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the template {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidInputError(f"the template {path} is not JSON: {error}") from None
+    if not isinstance(paths, list) or not all(isinstance(each, list) for each in paths):
+        raise InvalidInputError(f"the template {path} is not a list of rank paths such as [[0], [1], [0, 0]]")
+    try:
+        policy = StaticPolicy.from_paths(paths)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"the template {path}: {error}") from None
+    for name, limit in LIMITS.items():
+        if getattr(policy, name) > limit:
+            raise InvalidInputError(
+                f"the template {path} has {name} {getattr(policy, name)}, at most {limit} is allowed"
+            )
+    return policy
+
+
+def _level_share(drafter: Drafter | None, target: Target) -> float:
+    """A drafter pass as a share of a target pass, by size."""
+    from eyas.drafters.small_model import SmallModelDrafter
+
+    if drafter is None or isinstance(drafter, NgramDrafter):
+        return 0.0
+    if isinstance(drafter, SmallModelDrafter):
+        ours, theirs = (
+            # Twelve H x H matrices a layer is what most models come near to; lm_head is read in every pass, too.
+            info.hidden_size * (12 * info.num_layers * info.hidden_size + info.vocab_size)
+            for info in (drafter.model.info, target.info)
+        )
+        return ours / theirs
+    return HEAD_LEVEL
