@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 
 from eyas.bench.intervals import acceptance_length_interval, speedup_interval
-from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, method_policy, parse_methods
+from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, method_plan, parse_methods
 from eyas.bench.plots import inline_plots, write_plots
 from eyas.bench.questions import Question, load_questions
 from eyas.bench.report import load_results, tables, to_html, to_markdown
 from eyas.bench.run import Bench, BenchSettings, write_json
 from eyas.bench.summary import question_speedups, summarise
+from eyas.drafters.grafted import GraftedDrafter
 from eyas.errors import CheckpointError, EyasError, InvalidInputError
 from eyas.metrics import PHASES
+from eyas.plan import MEASURED, PLAIN, DraftSettings, Planner
 from eyas.policies import DynamicPolicy
+from eyas.profile import ProfileKey
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from support.profiles import made_up_profile
 from support.table_cli import load_table
 
-BUDGET = {"num_steps": 3, "topk": 3, "num_draft_tokens": 6}
+BUDGET: dict[str, Any] = {"num_steps": 3, "topk": 3, "num_draft_tokens": 6}
 
 
 def write_questions(path: Path, *records: object) -> Path:
@@ -34,11 +38,12 @@ def write_questions(path: Path, *records: object) -> Path:
 def make_bench(names: str = "none,chain,static,dynamic", temperature: float = 0.0, **settings: Any) -> Bench:
     loaded, drafter = load_table(max_positions=128)
     params = SamplingParams(temperature=temperature)
-    methods = []
-    for name in parse_methods(names):
-        policy = method_policy(name, **BUDGET)
-        mine = drafter if policy is not None else None
-        methods.append(EyasMethod(name, loaded.target, loaded.tokenizer, params, policy, mine))
+    key = ProfileKey.of(loaded.target.info, "", ("scripted", ""))
+    planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter, made_up_profile(key))
+    methods = [
+        EyasMethod(name, loaded.target, loaded.tokenizer, params, method_plan(name, planner))
+        for name in parse_methods(names)
+    ]
     stop = StopParams(max_tokens=20)
     return Bench(methods, BenchSettings(stop, params.greedy, **settings), loaded.tokenizer.encode_chat)
 
@@ -104,19 +109,27 @@ def test_question_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_methods_have_their_policies() -> None:
-    assert method_policy("none", **BUDGET) is None
-    assert method_policy("dynamic", **BUDGET) == DynamicPolicy(3, 3, 6)
-    assert method_policy("dynamic-no-value", **BUDGET) == DynamicPolicy(3, 3, 6, value=False)
-    assert method_policy("dynamic-neither", **BUDGET) == DynamicPolicy(3, 3, 6, value=False, rerank=False)
+    loaded, drafter = load_table()
+    planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter)
+    assert method_plan("none", planner) == PLAIN
+    assert method_plan("dynamic", planner).policy == DynamicPolicy(3, 3, 6)
+    assert method_plan("dynamic-no-value", planner).policy == DynamicPolicy(3, 3, 6, value=False)
+    assert method_plan("dynamic-neither", planner).policy == DynamicPolicy(3, 3, 6, value=False, rerank=False)
     for name in METHODS[1:]:
-        policy = method_policy(name, **BUDGET)
-        assert policy is not None
-        assert policy.num_draft_tokens <= 6
-    assert parse_methods(" none, dynamic ") == ["none", "dynamic"]
+        if name not in MEASURED:
+            assert method_plan(name, planner).policy.num_draft_tokens <= 6
+            assert method_plan(name, planner).drafter is drafter
+            grafted = method_plan(name + "+graft", planner)
+            assert isinstance(grafted.drafter, GraftedDrafter)
+            assert grafted.policy == method_plan(name, planner).policy
+    for name in MEASURED:
+        with pytest.raises(InvalidInputError, match="eyas tune"):
+            method_plan(name, planner)
+    assert parse_methods(" none, dynamic+graft ") == ["none", "dynamic+graft"]
     assert set(ABLATIONS) < set(METHODS)
 
 
-@pytest.mark.parametrize("names", ["", "none,nothing", "none,none", ","])
+@pytest.mark.parametrize("names", ["", "none,nothing", "none,none", ",", "none+graft", "dynamic+x"])
 def test_bad_method_lists(names: str) -> None:
     with pytest.raises(InvalidInputError, match="method"):
         parse_methods(names)
@@ -126,9 +139,10 @@ def test_bad_method_lists(names: str) -> None:
 
 
 def test_every_method_answers_every_question_alike() -> None:
-    bench = make_bench(",".join(METHODS), repeats=2)
+    methods = [*METHODS, "dynamic+graft", "budgeted+graft", "dynamic-neither+graft"]
+    bench = make_bench(",".join(methods), repeats=2)
     assert bench.run(QUESTIONS)
-    assert len(bench.rows) == len(QUESTIONS) * len(METHODS) * 2
+    assert len(bench.rows) == len(QUESTIONS) * len(methods) * 2
     answers = {(row["file"], row["question_id"], json.dumps(row["token_ids"])) for row in bench.rows}
     assert len(answers) == len(QUESTIONS)
     first = bench.rows[0]

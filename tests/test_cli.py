@@ -20,7 +20,8 @@ from eyas.cli.interrupt import deferred_interrupt
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.generate import Session
 from eyas.loading import ENGINES
-from eyas.policies import POLICIES, DynamicPolicy
+from eyas.plan import CHOICES, DraftSettings
+from eyas.policies import POLICIES
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from support.table_cli import use_table
@@ -367,7 +368,7 @@ def test_bench_writes_results_and_reports(eyas: Runner, tmp_path: Path) -> None:
     assert len(data["rows"]) == 3 * 4 * 2
     assert {"machine", "versions", "commit", "command", "settings", "summary", "rows"} <= set(data)
     assert data["settings"]["max_tokens"] == 10
-    assert data["settings"]["num_draft_tokens"] == DynamicPolicy.num_draft_tokens
+    assert data["plans"] == {name: name for name in ("none", "chain", "static", "dynamic")}
     for numbers in data["summary"]["total"].values():
         assert numbers["identical"]["none"] == {"same": 3, "of": 3}
     page = tmp_path / "report.html"
@@ -391,8 +392,8 @@ def test_bench_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
 def test_options_agree_with_what_they_set() -> None:
     assert get_args(get_args(get_type_hints(ModelOptions, include_extras=True)["engine"])[0]) == ENGINES
     policies = get_args(get_args(get_type_hints(DraftOptions, include_extras=True)["policy"])[0])
-    assert set(policies) <= set(POLICIES)
-    assert DraftOptions().make_policy() == DynamicPolicy()
+    assert policies == CHOICES
+    assert DraftOptions().settings() == DraftSettings()
     assert SamplingOptions().sampling() == SamplingParams()
     assert SamplingOptions(max_tokens=7).stopping() == StopParams(max_tokens=7)
 

@@ -18,13 +18,23 @@ from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, g
 from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
-from eyas.profile import Profile, load_profile, machine_name, profile_path, read_profile, save_profile
+from eyas.profile import (
+    GRAFT,
+    Profile,
+    ProfileKey,
+    load_profile,
+    machine_name,
+    profile_path,
+    read_profile,
+    save_profile,
+)
 from eyas.replay import Recording, grid, record, replay
 from eyas.sampling import SamplingParams, log_softmax
 from eyas.stopping import StopParams
 from eyas.targets.base import ArrayOutput, Features
+from eyas.timing import random_tree
 from eyas.tree import DraftTree, Ints
-from eyas.tuner import Effort, choose, make_key, random_tree, settle, tune
+from eyas.tuner import Effort, choose, settle, tune
 from support.tiny import TableCache, TableTarget
 
 PROMPTS = [[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5], [2, 7, 1, 8], [6, 6, 6]]
@@ -81,6 +91,10 @@ class NoisySession:
             return Children(np.array(tokens), np.array(logs, np.float32))
 
         return grow_tree(root, policy, max_depth, score)
+
+
+def make_key(target: TableTarget, fingerprint: str, threads: int | None = None) -> ProfileKey:
+    return ProfileKey.of(target.info, fingerprint, ("noisy", "d00d"), threads=threads)
 
 
 COSTS = CostTable((1, 4, 8, 16), (10.0, 10.5, 12.0, 22.0), (1, 2, 4), (0.6, 0.7, 0.9), first_ms=0.8, overhead_ms=0.4)
@@ -189,7 +203,7 @@ def test_sampled_answers_can_be_recorded() -> None:
 
 def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(recording: Recording) -> None:
     target = peaked_target()
-    profile = choose(recording, COSTS, make_key(target, NoisyDrafter(target), "f"), 15)
+    profile = choose(recording, COSTS, make_key(target, "f"), 15)
     assert profile.best is not None
     assert profile.best.rate == max(point.rate for point in profile.grid)
     budgeted = replay(recording, profile.budgeted(), COSTS).rate
@@ -201,7 +215,7 @@ def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(re
 def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
     dear = replace(COSTS, first_ms=500.0)
     target = peaked_target()
-    profile = choose(recording, dear, make_key(target, NoisyDrafter(target), "f"), 15)
+    profile = choose(recording, dear, make_key(target, "f"), 15)
     assert profile.best is None
     assert profile.template == ()
     assert profile.dynamic() is None
@@ -292,12 +306,12 @@ class Paying:
 EFFORT = Effort(rows=(1, 4, 8, 16), nodes=(1, 2, 4), repeats=2, num_steps=4, topk=4, max_tokens=24, context=40)
 
 
-def test_the_tuner_finds_the_prices_and_predicts_the_speeds() -> None:
+def test_the_tuner_finds_the_prices_and_predicts_the_speeds(tmp_path: Path) -> None:
     machine = Machine(COSTS)
     target = PricedTarget(machine, overhead_ms=0.4)
     drafter = PricedDrafter(target)
     told: list[tuple[str, float]] = []
-    key = make_key(target, drafter, "abc", threads=2)
+    key = make_key(target, "abc", threads=2)
     profile = tune(
         target,
         drafter,
@@ -313,12 +327,23 @@ def test_the_tuner_finds_the_prices_and_predicts_the_speeds() -> None:
     assert found.draft_ms == pytest.approx(COSTS.draft_ms)
     assert found.first_ms == pytest.approx(COSTS.first_ms)
     assert found.overhead_ms == pytest.approx(0.4)
-    assert {check.policy for check in profile.checks} == {"none", "budgeted", "dynamic", "sequoia"}
+    drafted = {"budgeted", "dynamic", "sequoia"}
+    assert {check.policy for check in profile.checks} == {"none"} | drafted | {name + GRAFT for name in drafted}
     for check in profile.checks:
-        # Children outside the recorded width are the one thing a replay cannot know.
-        assert check.measured == pytest.approx(check.predicted, rel=0.01)
+        if check.policy.endswith(GRAFT):
+            assert check.predicted is None
+        else:  # children outside the recorded width are the one thing a replay cannot know
+            assert check.measured == pytest.approx(check.predicted, rel=0.01)
     speeds = {check.policy: check.measured for check in profile.checks}
     assert speeds["budgeted"] >= speeds["dynamic"] > speeds["none"]
+    assert speeds[profile.fastest()] == max(speeds.values())
+    assert profile.fastest(graft=False) == "budgeted"
+    tried = [point for point in profile.grid if point.measured is not None]
+    assert {point.num_steps for point in tried} == {1, 2, 3, 4}
+    for point in tried:
+        assert point.measured == pytest.approx(point.rate, rel=0.01)
+    assert len(profile.hit_rates) == 12
+    assert read_profile(save_profile(profile, tmp_path / "p.json")) == profile
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert told[-1] == ("done", 1.0)
@@ -328,7 +353,7 @@ def test_the_tuned_policy_answers_the_same() -> None:
     machine = Machine(COSTS)
     target = PricedTarget(machine, overhead_ms=0.4)
     drafter = PricedDrafter(target)
-    profile = tune(target, drafter, PROMPTS, make_key(target, drafter, "abc"), effort=EFFORT, clock=machine)
+    profile = tune(target, drafter, PROMPTS, make_key(target, "abc"), effort=EFFORT, clock=machine)
     for policy in (profile.budgeted(), profile.dynamic(), profile.sequoia()):
         answers = []
         for each in (drafter, None):
@@ -340,7 +365,7 @@ def test_the_tuned_policy_answers_the_same() -> None:
 def test_prompts_that_cannot_be_tuned_by() -> None:
     target = peaked_target()
     drafter = NoisyDrafter(target)
-    key = make_key(target, drafter, "f")
+    key = make_key(target, "f")
     with pytest.raises(InvalidInputError, match="needs prompts"):
         tune(target, drafter, [], key)
     with pytest.raises(InvalidInputError, match="more than 4 tokens"):
@@ -376,7 +401,7 @@ def test_random_trees(rows: int) -> None:
 def profile(recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
     target = peaked_target()
-    return choose(recording, COSTS, make_key(target, NoisyDrafter(target), "0123abcd", threads=2), 15)
+    return choose(recording, COSTS, make_key(target, "0123abcd", threads=2), 15)
 
 
 def test_a_profile_survives_the_disk(profile: Profile, tmp_path: Path) -> None:
@@ -395,14 +420,14 @@ def test_nothing_there_is_no_news(profile: Profile) -> None:
     assert notices == []
 
 
-@pytest.mark.parametrize(("field", "value"), [("machine", "Z80 x1"), ("threads", 7)])
+@pytest.mark.parametrize(("field", "value"), [("machine", "Z80 x1"), ("threads", 7), ("drafter_fingerprint", "ffff")])
 def test_another_machine_is_noticed_at_the_usual_place(profile: Profile, field: str, value: object) -> None:
     save_profile(profile)
     notices: list[str] = []
     key = replace(profile.key, **{field: value})  # type: ignore[arg-type]
     assert load_profile(key, notice=notices.append) is None
     (notice,) = notices
-    assert field in notice
+    assert field.replace("_", " ") in notice
     assert repr(value) in notice
     assert "eyas tune" in notice
 

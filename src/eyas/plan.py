@@ -82,7 +82,7 @@ class DraftSettings:
             raise InvalidInputError(f"--graft joins n-grams to another drafter's tree, got --draft {self.draft}")
 
     @property
-    def budget(self) -> dict[str, int]:
+    def budget(self) -> dict[str, Any]:
         """The numbers that were asked for."""
         asked = {name: getattr(self, name) for name in LIMITS}
         return {name: value for name, value in asked.items() if value is not None}

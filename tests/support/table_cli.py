@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from tokenizers import Tokenizer
@@ -28,11 +28,22 @@ def table_tokenizer() -> TextTokenizer:
 
 
 @dataclass(frozen=True)
+class TableSource:
+    """Where a table comes from."""
+
+    name: str = "table"
+
+    def fingerprint(self) -> str:
+        return "7ab1e"
+
+
+@dataclass(frozen=True)
 class TableLoaded:
     """What ``load_target`` would return."""
 
     target: TableTarget
     tokenizer: TextTokenizer
+    source: TableSource = field(default_factory=TableSource)
 
 
 def load_table(

@@ -11,10 +11,11 @@ from eyas.environment import versions
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, generate
 from eyas.loading import LoadedTarget, load_drafter, load_target
+from eyas.plan import profile_key
 from eyas.policies import DynamicPolicy, TreePolicy
 from eyas.profile import load_profile
 from eyas.stopping import StopParams
-from eyas.tuner import make_key, tune
+from eyas.tuner import tune
 from peers.protocol import Answer, Engine, Request, Stopwatch
 
 DRAFTERS = ("none", "head", "ngram", "head+ngram")
@@ -48,9 +49,10 @@ def make_policy(settings: dict[str, Any], loaded: LoadedTarget, drafter: Drafter
     policy = settings["policy"]
     if policy != "budgeted":
         return DynamicPolicy(**policy)
-    target, threads = loaded.target, settings["threads"]
-    key = make_key(target, drafter, loaded.source.fingerprint(), threads=threads)
-    profile = load_profile(key) or tune(target, drafter, settings["tune_prompts"], key)
+    ungrafted = drafter.head if isinstance(drafter, GraftedDrafter) else drafter
+    name = "ngram" if settings["drafter"] == "ngram" else settings.get("head", "default")
+    key = profile_key(name, loaded, greedy=True, threads=settings["threads"])
+    profile = load_profile(key) or tune(loaded.target, ungrafted, settings["tune_prompts"], key)
     return profile.budgeted()
 
 

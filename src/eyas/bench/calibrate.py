@@ -15,6 +15,7 @@ from eyas.bench.summary import per_question
 from eyas.calibration import Calibration
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
+from eyas.plan import DraftPlan
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.replay import Recording, record
 from eyas.sampling import SamplingParams
@@ -121,7 +122,7 @@ class Calibrator:
             over questions (None for fewer than two) and ``questions``.
         """
         methods = [
-            EyasMethod(name, self.target, self.tokenizer, self.params, policy, self.drafter)
+            EyasMethod(name, self.target, self.tokenizer, self.params, DraftPlan(name, self.drafter, policy))
             for name, policy in ((BEFORE, self.policy), (AFTER, replace(self.policy, calibration=calibration)))
         ]
         bench = Bench(

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from eyas.completion import Completion, collect
-from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
-from eyas.policies import DynamicPolicy, TreePolicy, make_policy
+from eyas.plan import CHOICES, PLAIN, DraftPlan, Planner
+from eyas.policies import DynamicPolicy
+from eyas.profile import GRAFT
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
@@ -29,7 +30,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "dynamic-no-rerank": {"rerank": False},
     "dynamic-neither": {"value": False, "rerank": False},
 }
-METHODS = (BASELINE, "chain", "static", "dynamic", *ABLATIONS)
+METHODS = (BASELINE, *CHOICES, *ABLATIONS)
+"""Each but the baseline may have ``GRAFT`` behind its name."""
 
 Watch = Callable[[Step], bool]
 """Called with each step; True abandons the answer."""
@@ -51,23 +53,23 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class EyasMethod:
-    """Our own loop with one policy; plain decoding without a drafter."""
+    """Our own loop with one plan."""
 
     name: str
     target: Target
     tokenizer: TextTokenizer
     params: SamplingParams
-    policy: TreePolicy | None = None
-    drafter: Drafter | None = None
+    plan: DraftPlan = PLAIN
 
     def start(self) -> Answer:
-        session = Session(self.target, self.drafter)
+        session = Session(self.target, self.plan.drafter)
 
         def answer(prompt: Sequence[int], stop: StopParams, rng: np.random.Generator, watch: Watch) -> Completion:
             steps = generate(
                 session,
                 prompt,
-                policy=self.policy,
+                policy=self.plan.policy,
+                gate=self.plan.gate,
                 params=self.params,
                 stop=stop,
                 tokenizer=self.tokenizer,
@@ -88,17 +90,24 @@ def parse_methods(names: str) -> list[str]:
     if not chosen:
         raise InvalidInputError(f"no method given; choose from {', '.join(METHODS)}")
     for name in chosen:
-        if name not in METHODS:
-            raise InvalidInputError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+        if name not in METHODS and (name == BASELINE + GRAFT or name.removesuffix(GRAFT) not in METHODS):
+            raise InvalidInputError(
+                f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with {GRAFT}"
+            )
         if chosen.count(name) > 1:
             raise InvalidInputError(f"method {name!r} is named twice")
     return chosen
 
 
-def method_policy(name: str, *, num_steps: int, topk: int, num_draft_tokens: int) -> TreePolicy | None:
-    """The policy of a method under the common budget; None for plain decoding."""
-    if name == BASELINE:
-        return None
-    if name in ABLATIONS:
-        return replace(DynamicPolicy(num_steps, topk, num_draft_tokens), **ABLATIONS[name])
-    return make_policy(name, num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
+def method_plan(name: str, planner: Planner) -> DraftPlan:
+    """How a method drafts.
+
+    Raises:
+        InvalidInputError: a method that needs a profile where there is none.
+    """
+    base = name.removesuffix(GRAFT)
+    if base not in ABLATIONS:
+        return planner.plan(name)
+    plan = planner.plan("dynamic" + name[len(base) :])
+    assert isinstance(plan.policy, DynamicPolicy)
+    return replace(plan, name=name, policy=replace(plan.policy, **ABLATIONS[base]))

@@ -18,7 +18,7 @@ from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from eyas.bench.methods import Method
+    from eyas.bench.methods import EyasMethod
     from eyas.bench.run import Bench
     from eyas.loading import LoadedTarget
 
@@ -58,6 +58,7 @@ def bench_command(
     from eyas.bench.run import Bench, BenchSettings
 
     names = parse_methods(methods)
+    draft.settings()  # mistakes are told before a model is loaded
     chosen = load_questions([*(questions or []), *(more or [])], limit, first_turn=first_turn)
     params = sampling.sampling()
     settings = BenchSettings(sampling.stopping(), params.greedy, sampling.seed or 0, repeats)
@@ -68,7 +69,8 @@ def bench_command(
     check_writable(out)
     started = datetime.now(UTC)
     loaded = model.load(draft.feature_levels())
-    bench = Bench(make_methods(names, loaded, draft, sampling), settings, loaded.tokenizer.encode_chat)
+    ours = make_methods(names, loaded, model, draft, sampling)
+    bench = Bench(ours, settings, loaded.tokenizer.encode_chat)
     if check_reference:
         from eyas.bench.reference import TransformersReference
 
@@ -78,7 +80,7 @@ def bench_command(
         "questions": len(chosen),
         "settings": {
             **asdict(model),
-            **asdict(draft),
+            **{key: str(value) if isinstance(value, Path) else value for key, value in asdict(draft).items()},
             **asdict(sampling),
             "seed": settings.seed,
             "repeats": repeats,
@@ -86,6 +88,7 @@ def bench_command(
             "first_turn": first_turn,
         },
         "target": asdict(loaded.target.info),
+        "plans": {method.name: method.plan.name for method in ours},
     }
     whole = run(bench, chosen, facts, out)
     print_summary(bench.summary(), facts["target"])
@@ -99,23 +102,19 @@ def bench_command(
 
 
 def make_methods(
-    names: Sequence[str], loaded: LoadedTarget, draft: DraftOptions, sampling: SamplingOptions
-) -> list[Method]:
+    names: Sequence[str], loaded: LoadedTarget, model: ModelOptions, draft: DraftOptions, sampling: SamplingOptions
+) -> list[EyasMethod]:
     """The methods called ``names``; the head is loaded only if one of them drafts."""
-    from eyas.bench.methods import BASELINE, EyasMethod, method_policy
+    from eyas.bench.methods import BASELINE, EyasMethod, method_plan
+    from eyas.plan import PLAIN
 
-    drafter = None if set(names) == {BASELINE} else draft.load(loaded)
-    if drafter is None and set(names) != {BASELINE}:
+    params = sampling.sampling()
+    drafting = [name for name in names if name != BASELINE]
+    if drafting and draft.draft == "none":
         raise InvalidInputError(f"--draft none can only be measured as --methods {BASELINE}; choose a head")
-    budget = {"num_steps": draft.num_steps, "topk": draft.topk, "num_draft_tokens": draft.num_draft_tokens}
-    made: list[Method] = []
-    for name in names:
-        policy = method_policy(name, **budget)
-        if policy is not None:
-            policy = draft.calibrated(policy, greedy=sampling.sampling().greedy)
-        mine = drafter if policy is not None else None
-        made.append(EyasMethod(name, loaded.target, loaded.tokenizer, sampling.sampling(), policy, mine))
-    return made
+    planner = draft.planner(loaded, model, greedy=params.greedy, policies=drafting) if drafting else None
+    plans = {name: method_plan(name, planner) if planner is not None else PLAIN for name in names}
+    return [EyasMethod(name, loaded.target, loaded.tokenizer, params, plan) for name, plan in plans.items()]
 
 
 def run(bench: Bench, questions: Sequence[Any], facts: dict[str, Any], out: Path | None) -> bool:

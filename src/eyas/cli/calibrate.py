@@ -88,7 +88,7 @@ def measure(
     from eyas.bench.questions import load_questions
     from eyas.calibration import CALIBRATION_FILE, with_calibration
     from eyas.environment import commit, machine, versions
-    from eyas.loading import head_directory
+    from eyas.loading import head_directory, load_drafter
     from eyas.policies import DynamicPolicy
     from eyas.sampling import SamplingParams
     from eyas.stopping import StopParams
@@ -96,9 +96,10 @@ def measure(
 
     if save and not recalibrate:
         raise InvalidInputError("--save stores the map that --measure-only does not fit; leave out one of them")
-    policy = draft.make_policy()
-    if not isinstance(policy, DynamicPolicy):
-        raise InvalidInputError(f"only dynamic trees ask for confidences, got --policy {draft.policy}")
+    settings = draft.settings()
+    if settings.policy not in ("auto", "dynamic"):
+        raise InvalidInputError(f"only dynamic trees ask for confidences, got --policy {settings.policy}")
+    policy = DynamicPolicy(**settings.budget)
     params = SamplingParams(temperature=temperature, seed=seed)
     StopParams(max_tokens=max_tokens)  # checks it before a model is loaded
     asked = load_questions(files, limit, first_turn=True)
@@ -110,7 +111,7 @@ def measure(
         raise InvalidInputError("plain decoding has no confidence to calibrate; choose a head (--draft)")
     started = datetime.now(UTC)
     loaded = model.load(draft.feature_levels())
-    drafter = draft.load(loaded)
+    drafter = load_drafter(draft.draft, loaded)
     assert drafter is not None
     with _Bar() as tell:
         calibrator = Calibrator(

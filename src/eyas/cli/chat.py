@@ -27,12 +27,12 @@ def chat_command(
     system: Annotated[str | None, Option(help="A system message.", show_default=False)] = None,
 ) -> None:
     """Talk with the model; one line is one turn."""
-    params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
+    params, stop = sampling.sampling(), sampling.stopping()
+    draft.settings()  # mistakes are told before a model is loaded
     loaded = model.load(draft.feature_levels())
-    drafter = draft.load(loaded)
-    policy = draft.calibrated(policy, greedy=params.greedy)
+    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer
-    session = Session(loaded.target, drafter)
+    session = Session(loaded.target, plan.drafter)
     messages = opening(system)
     if sys.stdin.isatty():
         print(f"{loaded.target.info.name}. {HELP}")
@@ -48,14 +48,16 @@ def chat_command(
         asked = [*messages, {"role": "user", "content": line}]
         prompt = tokenizer.encode_chat(asked)
         try:
-            steps = generate(session, prompt, policy=policy, params=params, stop=stop, tokenizer=tokenizer)
+            steps = generate(
+                session, prompt, policy=plan.policy, gate=plan.gate, params=params, stop=stop, tokenizer=tokenizer
+            )
             answer = stream(steps, len(prompt))
         except ContextLengthError as error:
             print(f"{error}. /reset starts afresh.", file=sys.stderr)
             continue
         print()
         if sys.stderr.isatty():
-            report(answer, None, drafter.name if drafter else None, params.greedy)
+            report(answer, None, plan.name, params.greedy)
         messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -15,9 +15,7 @@ from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.cli.prompts import encode_prompt, read_prompt
 from eyas.completion import Completion, collect
 from eyas.generate import Session, Step, generate
-
-if TYPE_CHECKING:
-    from eyas.drafters.base import Drafter
+from eyas.plan import PLAIN, DraftPlan
 
 WARM_UP_TOKENS = 8
 """Tokens answered and thrown away before a comparison, so that neither side pays for first touches."""
@@ -43,21 +41,23 @@ def generate_command(
 ) -> None:
     """Answer a prompt."""
     prompt = read_prompt(prompt)
-    params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
+    params, stop = sampling.sampling(), sampling.stopping()
+    draft.settings()  # mistakes are told before a model is loaded
     loaded = model.load(draft.feature_levels())
-    drafter = draft.load(loaded)
-    policy = draft.calibrated(policy, greedy=params.greedy)
+    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
 
-    def answer(drafter: Drafter | None, watch: Callable[[Step], object] | None = None, limit: int = 0) -> Completion:
-        session = Session(loaded.target, drafter)
+    def answer(plan: DraftPlan, watch: Callable[[Step], object] | None = None, limit: int = 0) -> Completion:
+        session = Session(loaded.target, plan.drafter)
         until = replace(stop, max_tokens=limit, min_tokens=0) if limit else stop
-        steps = generate(session, ids, policy=policy, params=params, stop=until, tokenizer=tokenizer)
+        steps = generate(
+            session, ids, policy=plan.policy, gate=plan.gate, params=params, stop=until, tokenizer=tokenizer
+        )
         return collect(steps, len(ids), watch)
 
     if compare:
-        for each in (drafter, None):
+        for each in (plan, PLAIN):
             answer(each, limit=WARM_UP_TOKENS)
     streaming = not as_json and (sys.stdout.isatty() if stream is None else stream)
     viewer = Viewer(tokenizer.token_text)
@@ -68,14 +68,14 @@ def generate_command(
         if show_tree:
             viewer.watch(step)
 
-    ours = answer(drafter, watch)
-    plain = answer(None) if compare else None
+    ours = answer(plan, watch)
+    plain = answer(PLAIN) if compare else None
     if as_json:
         result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy)
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
         return
     print("" if streaming else ours.text)
-    report(ours, plain, drafter.name if drafter else None, params.greedy)
+    report(ours, plain, plan.name, params.greedy)
     if viewer.best is not None:
         print_trees([viewer.best.without_dropped()])
 
@@ -102,13 +102,13 @@ def comparison(ours: Completion, plain: Completion, greedy: bool) -> dict[str, o
     }
 
 
-def report(ours: Completion, plain: Completion | None, drafter: str | None, greedy: bool) -> None:
+def report(ours: Completion, plain: Completion | None, policy: str, greedy: bool) -> None:
     """A few lines about speed, for people: on standard error, so that standard output holds the answer alone."""
     stats = ours.stats
     line = f"{len(ours.token_ids)} tokens ({ours.finish_reason}), {stats.tokens_per_second:.1f} tokens/s"
-    if drafter is not None:
+    if policy != PLAIN.name:
         line += (
-            f"; {stats.cycles} cycles, tau {stats.acceptance_length:.2f}, "
+            f"; {policy}: {stats.cycles} cycles, tau {stats.acceptance_length:.2f}, "
             f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted"
         )
     print(f"[{line}]", file=sys.stderr)

@@ -33,22 +33,25 @@ def inspect_command(
 ) -> None:
     """Show how draft trees grow and what the model takes of them."""
     prompt = read_prompt(prompt)
-    params, stop, policy = sampling.sampling(), sampling.stopping(), draft.make_policy()
+    params, stop = sampling.sampling(), sampling.stopping()
+    draft.settings()  # mistakes are told before a model is loaded
     if draft.draft == "none":
         raise InvalidInputError("plain decoding has no draft trees; choose a head with --draft")
     loaded = model.load(draft.feature_levels())
-    drafter = draft.load(loaded)
-    policy = draft.calibrated(policy, greedy=params.greedy)
+    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
+    if plan.drafter is None:
+        raise InvalidInputError("eyas tune measured that drafting does not pay here; for trees all the same: --policy")
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
     viewer = Viewer(tokenizer.token_text)
-    steps = generate(Session(loaded.target, drafter), ids, policy=policy, params=params, stop=stop, tokenizer=tokenizer)
+    session = Session(loaded.target, plan.drafter)
+    steps = generate(session, ids, policy=plan.policy, gate=plan.gate, params=params, stop=stop, tokenizer=tokenizer)
     answer = collect(steps, len(ids), viewer.watch)
     cycles = [each if all_candidates else each.without_dropped() for each in viewer.pick(cycle)]
     if svg is not None:
         write_page(svg, to_svg(cycles))
     if html is not None:
-        facts = f"{loaded.target.info.name}, {draft.policy} tree, {facts_of(answer)}"
+        facts = f"{loaded.target.info.name}, {plan.name} tree, {facts_of(answer)}"
         opening = "" if cycle else viewer.opening
         write_page(html, to_html(cycles, title=" ".join(prompt.split())[:120], facts=facts, opening=opening))
     if svg is None and html is None:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
-from eyas.calibration import read_calibration
-from eyas.policies import DynamicPolicy, TreePolicy, make_policy
+from eyas.plan import DraftSettings, Planner, load_planner
+from eyas.policies import DynamicPolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from eyas.drafters.base import Drafter
     from eyas.loading import LoadedTarget
 
 _model = partial(Option, rich_help_panel="Model")
@@ -69,23 +69,71 @@ class DraftOptions:
     draft: Annotated[
         str,
         _drafting(
-            help="The draft head: 'default' (shipped for the default model), a head directory, "
-            "or 'none' for plain decoding."
+            help="Who drafts: 'default' (the head shipped for the default model), a head directory, a small model with "
+            "the same tokens (directory, hub id, GGUF file), 'ngram' (repetitions in the text), or 'none'."
         ),
     ] = "default"
     policy: Annotated[
-        Literal["dynamic", "static", "chain"],
-        _drafting(help="How the draft tree grows: dynamic is EAGLE-2, static is EAGLE-1."),
-    ] = "dynamic"
-    num_steps: Annotated[int, _drafting(help="Levels of the tree, one drafter pass each.")] = DynamicPolicy.num_steps
-    topk: Annotated[int, _drafting(help="Nodes expanded per level, and children of each.")] = DynamicPolicy.topk
-    num_draft_tokens: Annotated[int, _drafting(help="Nodes verified per cycle, root excluded.")] = (
-        DynamicPolicy.num_draft_tokens
-    )
+        Literal["auto", "dynamic", "static", "chain", "sequoia", "budgeted"],
+        _drafting(
+            help="How the draft tree grows. auto: the fastest that eyas tune measured, else dynamic. dynamic: EAGLE-2. "
+            "static: EAGLE-1's tree, or --template. sequoia, budgeted: by measured acceptance and costs (eyas tune)."
+        ),
+    ] = "auto"
+    template: Annotated[
+        Path | None,
+        _drafting(help="A static tree: JSON rank paths like [[0], [1], [0, 0]].", show_default=False),
+    ] = None
+    graft: Annotated[
+        bool | None,
+        _drafting(
+            "--graft/--no-graft",
+            help="Let repetitions in the text join the tree. Default: where eyas tune measured that it pays.",
+            show_default=False,
+        ),
+    ] = None
+    num_steps: Annotated[
+        int | None,
+        _drafting(
+            help="Levels of the tree, one drafter pass each. Default: as tuned, else "
+            f"{DynamicPolicy.num_steps}. With a number of one's own, auto is dynamic.",
+            show_default=False,
+        ),
+    ] = None
+    topk: Annotated[
+        int | None,
+        _drafting(
+            help=f"Nodes expanded per level, and children of each. Default: as tuned, else {DynamicPolicy.topk}.",
+            show_default=False,
+        ),
+    ] = None
+    num_draft_tokens: Annotated[
+        int | None,
+        _drafting(
+            help=f"Nodes verified per cycle, root excluded. Default: as tuned, else {DynamicPolicy.num_draft_tokens}.",
+            show_default=False,
+        ),
+    ] = None
+    profile: Annotated[
+        Path | None, _drafting(help="A certain profile of eyas tune instead of the usual one.", show_default=False)
+    ] = None
 
-    def make_policy(self) -> TreePolicy:
-        return make_policy(
-            self.policy, num_steps=self.num_steps, topk=self.topk, num_draft_tokens=self.num_draft_tokens
+    def settings(self) -> DraftSettings:
+        """What the user wants, checked before anything is loaded."""
+        return DraftSettings(**asdict(self))
+
+    def planner(
+        self, loaded: LoadedTarget, model: ModelOptions, *, greedy: bool, policies: Sequence[str] | None = None
+    ) -> Planner:
+        """Load the drafter, and the profile if there is one; see ``eyas.plan.load_planner``."""
+        return load_planner(
+            self.settings(),
+            loaded,
+            greedy=greedy,
+            policies=policies,
+            threads=model.threads,
+            device=model.device,
+            notice=lambda line: print(f"eyas: {line}", file=sys.stderr, flush=True),
         )
 
     def feature_levels(self) -> int:
@@ -93,20 +141,6 @@ class DraftOptions:
         from eyas.loading import feature_levels
 
         return feature_levels(self.draft)
-
-    def load(self, loaded: LoadedTarget) -> Drafter | None:
-        from eyas.loading import load_drafter
-
-        return load_drafter(self.draft, loaded)
-
-    def calibrated(self, policy: TreePolicy, *, greedy: bool) -> TreePolicy:
-        """The policy with the calibration stored beside the head, if there is one for such answers."""
-        from eyas.loading import head_directory
-
-        folder = head_directory(self.draft)
-        if folder is None or not isinstance(policy, DynamicPolicy):
-            return policy
-        return replace(policy, calibration=read_calibration(folder, greedy=greedy))
 
 
 @dataclass(frozen=True)
