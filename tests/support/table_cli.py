@@ -59,5 +59,6 @@ def use_table(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[Tabl
     """Make the command line load the table, whatever model it is asked for."""
     loaded, drafter = load_table(**settings)  # type: ignore[arg-type]
     monkeypatch.setattr("eyas.loading.load_target", lambda name, **_: loaded)
+    monkeypatch.setattr("eyas.loading.feature_levels", lambda name: 1)
     monkeypatch.setattr("eyas.loading.load_drafter", lambda name, _: None if name == "none" else drafter)
     return loaded, drafter
