@@ -63,17 +63,17 @@ class _Distillation(torch.autograd.Function):
         loss = torch.zeros((), device=features.device)
         shares = weights / _total(weights)
         for rows in _chunks(len(features)):
-            logits, wanted = _logits(features[rows], lm_head), teacher[rows].float()
-            same[rows] = logits.argmax(dim=-1) == wanted.argmax(dim=-1)
-            log_total = logits.logsumexp(dim=-1, keepdim=True)
-            # The teacher's probabilities sum to 1 up to rounding; the loss and its gradient take them as they are.
-            mass = wanted.sum(dim=-1, keepdim=True)
-            loss += (((mass * log_total)[:, 0] - (wanted * logits).sum(dim=-1)) * shares[rows]).sum()
-            slope = ((logits - log_total).exp_().mul_(mass).sub_(wanted) * shares[rows, None]).to(lm_head.dtype)
+            logits, wanted, share = _logits(features[rows], lm_head), teacher[rows].float(), shares[rows, None]
+            best = logits.argmax(dim=-1, keepdim=True)
+            same[rows] = wanted.gather(1, best)[:, 0] == wanted.amax(dim=-1)
+            student = logits.softmax(dim=-1)
+            log_total = logits.gather(1, best) - student.gather(1, best).log()
+            loss += ((log_total - (wanted * logits).sum(dim=-1, keepdim=True)) * share).sum()
+            slope = student.sub_(wanted).to(lm_head.dtype)
             if feature_gradient is not None:
-                feature_gradient[rows] = (slope @ lm_head).to(features.dtype)
+                feature_gradient[rows] = (slope @ lm_head) * share
             if head_gradient is not None:
-                head_gradient += slope.T @ features[rows].to(lm_head.dtype)
+                head_gradient += slope.T @ (features[rows] * share).to(lm_head.dtype)
         ctx.gradients = feature_gradient, head_gradient
         ctx.mark_non_differentiable(same)
         return loss, same
