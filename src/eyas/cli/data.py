@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from eyas.cli.options import ModelOptions, given, spread
+from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from eyas.train.answer import AnswerProgress
+    from eyas.train.answer import AnswerProgress, AnswerSettings
+    from eyas.train.endpoint import Endpoint, Reply
+    from eyas.train.prompts import Prompt
     from eyas.train.synthesize import SynthesisProgress
+
+FOREIGN = 0.9
+"""Greedy answers from elsewhere that agree less with the target are probably another model's."""
 
 data_app = Typer(help="Make training data.", no_args_is_help=True)
 
@@ -31,6 +38,34 @@ class AnswerOptions:
     sampled_share: Annotated[float | None, Option(help="Share answered by sampling.", show_default=False)] = None
     temperature: Annotated[float | None, Option(help="Of the sampled answers.", show_default=False)] = None
     seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Who answers in the model's place: a server that runs the same model."""
+
+    endpoint: Annotated[
+        str | None, Option(help="Let this OpenAI-compatible server answer (http://HOST/v1).", show_default=False)
+    ] = None
+    endpoint_model: Annotated[str | None, Option(help="The model's name there.", show_default=False)] = None
+    api_key_env: Annotated[str | None, Option(help="Environment variable that holds its key.", show_default=False)] = (
+        None
+    )
+
+    def make(self) -> Endpoint | None:
+        """Raises InvalidInputError for half a description, or a variable that is not set."""
+        if self.endpoint is None:
+            if self.endpoint_model or self.api_key_env:
+                raise InvalidInputError("--endpoint-model and --api-key-env describe an --endpoint; give its URL")
+            return None
+        if self.endpoint_model is None:
+            raise InvalidInputError("which model should the endpoint answer with? Give --endpoint-model NAME")
+        from eyas.train.endpoint import Endpoint
+
+        key = os.environ.get(self.api_key_env) if self.api_key_env else None
+        if self.api_key_env and not key:
+            raise InvalidInputError(f"the environment variable {self.api_key_env} (--api-key-env) is not set")
+        return Endpoint(self.endpoint, self.endpoint_model, key)
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,7 @@ def answer_command(
     prompts: Annotated[list[Path], Argument(help="JSON lines with 'turns', 'messages' or 'prompt'.")],
     model: ModelOptions,
     options: AnswerOptions,
+    elsewhere: EndpointOptions,
     out: Annotated[Path, Option(help="The store: a directory; continued if it is there.", show_default=False)],
     limit: Annotated[int | None, Option(help="Answer the first prompts only.", show_default=False)] = None,
     features: Annotated[
@@ -64,28 +100,54 @@ def answer_command(
     from eyas.train.prompts import read_prompts
 
     settings = AnswerSettings(**given(options))
+    endpoint = elsewhere.make()
     chosen = read_prompts(prompts)[:limit]
+    replies = None if endpoint is None else _fetch(endpoint, chosen, out, settings)
     loaded = model.load({"eagle": 1, "eagle3": 4}[features])
-    with _bar("answer", "{task.fields[rate]:.0f} tokens/s") as bar:
+    with _bar("answer" if replies is None else "features", "{task.fields[rate]:.0f} tokens/s") as bar:
         task = bar.add_task("answer", total=None, rate=0.0)
 
         def progress(now: AnswerProgress) -> None:
             rate = now.answer_tokens / now.seconds if now.seconds else 0.0
             bar.update(task, total=now.prompts, completed=now.documents, rate=rate)
 
-        done = answer_prompts(
-            loaded.target,
-            chosen,
-            out,
-            settings,
-            encode=loaded.tokenizer.encode_chat,
-            decode=loaded.tokenizer.decode,
-            progress=progress,
-        )
+        if endpoint is None or replies is None:
+            done = answer_prompts(
+                loaded.target,
+                chosen,
+                out,
+                settings,
+                encode=loaded.tokenizer.encode_chat,
+                decode=loaded.tokenizer.decode,
+                progress=progress,
+            )
+        else:
+            from eyas.train.take_in import take_in_replies
+
+            done = take_in_replies(loaded.target, loaded.tokenizer, replies, out, settings, endpoint, progress=progress)
     print(
         f"{done.documents} prompts answered with {done.answer_tokens} tokens in {done.seconds:.0f} s; "
         f"{done.skipped} were answered already, {done.too_long} too long, {done.empty} empty"
     )
+    if done.judged:
+        share = done.agreed / done.judged
+        print(f"{loaded.target.info.name} itself would have said {share:.1%} of the greedy answers' tokens")
+        if share < FOREIGN:
+            print(
+                "that is little: does the endpoint run the same model, with the same chat template? Foreign answers "
+                "teach a head the wrong thing",
+                file=sys.stderr,
+            )
+
+
+def _fetch(endpoint: Endpoint, prompts: list[Prompt], out: Path, settings: AnswerSettings) -> list[Reply]:
+    from eyas.train.endpoint import fetch_replies
+
+    with _bar("fetch") as bar:
+        task = bar.add_task("fetch", total=len(prompts))
+        return fetch_replies(
+            endpoint, prompts, out, settings, lambda done, of: bar.update(task, completed=done, total=of)
+        )
 
 
 @data_app.command("synthesize")

@@ -72,6 +72,7 @@ class AnswerProgress:
         documents: finished in this run.
         answer_tokens: generated in this run; ``prompt_tokens``: prefilled.
         too_long, empty: dropped prompts, by reason.
+        agreed, judged: of greedy answers from elsewhere: tokens that the target would have said, and all of them.
         seconds: since the start.
     """
 
@@ -82,6 +83,8 @@ class AnswerProgress:
     prompt_tokens: int = 0
     too_long: int = 0
     empty: int = 0
+    agreed: int = 0
+    judged: int = 0
     seconds: float = 0.0
 
 
