@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,8 +88,12 @@ def save_eagle3(
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     d2t: Ints | None = None,
     metadata: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a head into directory ``path``; arguments and errors as ``eyas.checkpoints.eagle.save_eagle``."""
+    """Write a head into directory ``path``; arguments and errors as ``eyas.checkpoints.eagle.save_eagle``.
+
+    ``settings`` are added to ``config.json``, or replace what would stand there.
+    """
     shapes, given = config.tensor_shapes(), {name: array.shape for name, array in tensors.items()}
     if config.draft_vocab_size is not None:
         shapes["d2t"] = (config.draft_vocab_size,)
@@ -100,9 +104,9 @@ def save_eagle3(
     if d2t is not None:
         entries["d2t"] = check_offsets(d2t, config.vocab_size, "the head to be saved")
         entries["t2d"] = _contained(d2t, config.vocab_size)
-    settings = settings_of(config, "LlamaForCausalLMEagle3", dtype)
-    # The published code reads draft_vocab_size of every head.
-    write_head(path, settings | {"draft_vocab_size": config.scored_tokens}, entries, metadata or {})
+    usual = settings_of(config, "LlamaForCausalLMEagle3", dtype)
+    usual["draft_vocab_size"] = config.scored_tokens  # the published code reads it of every head
+    write_head(path, usual | dict(settings or {}), entries, metadata or {})
 
 
 def _map_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from eyas.cli.bench import bench_command
 from eyas.cli.calibrate import calibrate_command
 from eyas.cli.chat import chat_command
 from eyas.cli.data import data_app
+from eyas.cli.export import export_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
 from eyas.cli.models import info_command, pull_command
@@ -37,6 +38,7 @@ app.command("pull")(pull_command)
 app.command("info")(info_command)
 app.command("profile")(profile_command)
 app.command("calibrate")(calibrate_command)
+app.command("export")(export_command)
 
 
 def _print_version(wanted: bool) -> None:
