@@ -17,6 +17,7 @@ from eyas.cli.inspect import inspect_command
 from eyas.cli.models import info_command, pull_command
 from eyas.cli.profile import profile_command
 from eyas.cli.train import train_command
+from eyas.cli.tune import tune_command
 from eyas.environment import version
 from eyas.errors import EyasError
 
@@ -36,6 +37,7 @@ app.add_typer(data_app, name="data")
 app.command("train")(train_command)
 app.command("pull")(pull_command)
 app.command("info")(info_command)
+app.command("tune")(tune_command)
 app.command("profile")(profile_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
