@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyas import native
 from eyas.checkpoints.eagle3 import load_eagle3, save_eagle3
 from eyas.cli import main
 from eyas.drafters.eagle3 import Eagle3Drafter
@@ -160,7 +161,10 @@ def test_from_a_checkpoint(tmp_path: Path) -> None:
 
 # From files to answers
 
-ENGINES = ["transformers"]
+ENGINES = [
+    "transformers",
+    pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason=native.reason())),
+]
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +225,6 @@ def test_the_target_must_give_the_levels_that_the_head_reads(files: tuple[Path, 
     drafter = load_drafter(str(head), loaded)
     with pytest.raises(InvalidInputError, match=r"reads 3 feature level\(s\), but target .* was loaded to give 1"):
         Session(loaded.target, drafter)
+    if native.available():
+        with pytest.raises(InvalidInputError, match=r"reads 3 feature level\(s\), the target was loaded to give 1"):
+            load_drafter(str(head), load_target(str(model), engine="native", dtype="float32"))

@@ -11,7 +11,7 @@ from eyas.checkpoints.head_files import head_fingerprint
 from eyas.checkpoints.head_layout import check_fits
 from eyas.checkpoints.heads import head_feature_levels, load_head
 from eyas.drafters.base import Drafter
-from eyas.errors import InvalidInputError, UnsupportedModelError
+from eyas.errors import InvalidInputError
 from eyas.fetch import Progress
 from eyas.models import DEFAULT_NAMES, ModelSource, load_source
 from eyas.targets.base import Target
@@ -177,11 +177,6 @@ def _head_drafter(checkpoint: EagleCheckpoint | Eagle3Checkpoint, loaded: Loaded
         from eyas.targets.native import NativeTarget
 
         assert isinstance(loaded.target, NativeTarget)
-        if isinstance(checkpoint, Eagle3Checkpoint):
-            raise UnsupportedModelError(
-                f"{checkpoint.name} is an EAGLE-3 head, which the native engine does not run yet; use "
-                "--engine transformers"
-            )
         return NativeEagleDrafter(checkpoint, loaded.target)
     from eyas.drafters.eagle import EagleDrafter
     from eyas.drafters.eagle3 import Eagle3Drafter

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from eyas import native
+from eyas.checkpoints.heads import head_feature_levels, load_head
 from eyas.environment import commit, machine, versions
 from eyas.errors import UnsupportedModelError
 from eyas.models import ModelSource, load_source
@@ -50,7 +51,7 @@ def profile(
         context: committed tokens.
         repeats: passes per figure; the median counts.
         threads: None takes all.
-        draft: an EAGLE-1/2 head whose levels (4 nodes each, 4 children) are timed too.
+        draft: a head whose levels (4 nodes each, 4 children) are timed too.
         tell: progress, one line each.
 
     Returns:
@@ -66,9 +67,10 @@ def profile(
     bandwidths: list[float] = []
     peaks: list[float] = []
     weights: dict[str, Any] = {}
+    levels = head_feature_levels(draft) if draft else 1
     for kind in types:
         tell(f"{kind}: loading")
-        target = NativeTarget.load(source, dtype=kind, threads=threads)
+        target = NativeTarget.load(source, dtype=kind, threads=threads, feature_levels=levels)
         timings = _time_target(target, rows, context, repeats, bandwidths, peaks, tell)
         timings["draft_level_ms"] = _time_draft(target, draft, context, repeats) if draft else None
         weights[kind] = timings
@@ -134,14 +136,13 @@ def _time_target(
 
 def _time_draft(target: NativeTarget, draft: str, context: int, repeats: int) -> float:
     """Milliseconds per level, the first of five (one committed pair) included; the policy's Python too."""
-    from eyas.checkpoints.eagle import load_eagle
     from eyas.drafters.native_eagle import NativeEagleDrafter
 
-    drafter = NativeEagleDrafter(load_eagle(draft), target)
+    drafter = NativeEagleDrafter(load_head(draft), target)
     session = drafter.new_session()
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, target.info.vocab_size, context + repeats + 1).tolist()
-    features: Floats = rng.standard_normal((len(tokens), target.info.hidden_size)).astype(np.float32)
+    features: Floats = rng.standard_normal((len(tokens), drafter.feature_size)).astype(np.float32)
     session.commit(tokens[:context], features[:context])
     policy = DynamicPolicy(num_steps=5, topk=4, num_draft_tokens=10)
     session.propose(tokens[context - 1], policy, 5)

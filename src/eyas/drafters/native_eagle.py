@@ -1,7 +1,8 @@
-"""EAGLE-1/2 drafting on the native CPU engine: a level of the tree costs what the head's bytes cost.
+"""Drafting with EAGLE heads of any kind on the native CPU engine: a level of the tree costs what the head's bytes cost.
 
 The policy decides in Python, each level is one native call: embedding, ``fc``, the layer with tree attention, scores
-over the draft vocabulary, the best k with their log-softmax. ``eyas.drafters.eagle`` is the same in PyTorch.
+over the draft vocabulary, the best k with their log-softmax. ``eyas.drafters.eagle`` and ``eagle3`` are the same in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from eyas import native
 from eyas.errors import InvalidInputError, UnsupportedModelError
+from eyas.heads.config import Eagle3Config
 from eyas.heads.rope import rotary_frequencies
 from eyas.native.config import weight_type
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
@@ -22,28 +24,34 @@ from eyas.tree import DraftTree, Floats, Ints
 
 if TYPE_CHECKING:
     from eyas.checkpoints.eagle import EagleCheckpoint
+    from eyas.checkpoints.eagle3 import Eagle3Checkpoint
 
 
 class NativeEagleDrafter:
     """A head packed for the engine that runs its target. Weights only: all state is in the sessions.
 
     Args:
-        checkpoint: the head as read; without ``d2t`` the whole vocabulary is scored by the target's own lm_head.
+        checkpoint: the head as read; an EAGLE-1/2 head is scored by the target's own lm_head or its rows.
         target: whose embedding, lm_head and threads it uses.
-        dtype: weight type of the head; "auto" is the target's (a "q4" target's head is int8).
+        dtype: weight type of the head; "auto" is the target's (a "q4" target's head is int8, but the fc of an
+            EAGLE-3 head stays bfloat16).
 
     Raises:
         InvalidInputError: shapes that do not fit the target; an unknown dtype.
         UnsupportedModelError: an activation that the engine lacks.
     """
 
-    def __init__(self, checkpoint: EagleCheckpoint, target: NativeTarget, *, dtype: str = "auto") -> None:
+    def __init__(
+        self, checkpoint: EagleCheckpoint | Eagle3Checkpoint, target: NativeTarget, *, dtype: str = "auto"
+    ) -> None:
         config, info = checkpoint.config, target.info
         if config.hidden_act not in ("silu", "swish"):
             raise UnsupportedModelError(f"the native engine has no activation {config.hidden_act!r}, only silu")
-        if info.feature_levels != 1:
+        self.feature_levels = config.FEATURE_LEVELS if isinstance(config, Eagle3Config) else 1
+        if info.feature_levels != self.feature_levels:
             raise InvalidInputError(
-                f"an EAGLE-1/2 head reads 1 feature level, the target was loaded with {info.feature_levels}"
+                f"draft head {checkpoint.name} reads {self.feature_levels} feature level(s), the target was loaded to "
+                f"give {info.feature_levels}"
             )
         frequencies, scale = rotary_frequencies(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
@@ -62,20 +70,14 @@ class NativeEagleDrafter:
             "inv_freq": frequencies.tolist(),
             "rope_scale": scale,
         }
-        d2t = checkpoint.d2t
-        token_ids = None if d2t is None else np.arange(len(d2t), dtype=np.int64) + d2t
         tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in checkpoint.tensors.items()}
         kind = info.dtype if dtype == "auto" else weight_type(dtype)
         try:
-            self.core = native.core().Head.load(target.core, numbers, tensors, kind, token_ids)
+            self.core = native.core().Head.load(target.core, numbers, tensors, kind, checkpoint.token_ids)
         except ValueError as error:
             raise InvalidInputError(f"draft head {checkpoint.name}: {error}") from None
         self.name = checkpoint.name
-        self.hidden_size = config.hidden_size
-
-    @property
-    def feature_levels(self) -> int:
-        return 1
+        self.feature_size = self.feature_levels * config.hidden_size
 
     @property
     def weight_bytes(self) -> int:
@@ -91,10 +93,10 @@ class NativeEagleSession:
     """One request's drafting state: the head's K/V of all committed pairs, and the pairs it has not yet run over."""
 
     def __init__(self, drafter: NativeEagleDrafter) -> None:
-        self._hidden = drafter.hidden_size
+        self._feature_size = drafter.feature_size
         self._core = drafter.core.new_session()
         self._tokens: list[int] = []  # of the waiting pairs
-        self._features: list[Floats] = []  # of the waiting pairs, [n, H] each
+        self._features: list[Floats] = []  # of the waiting pairs, [n, feature_levels * H] each
 
     @property
     def length(self) -> int:
@@ -102,11 +104,13 @@ class NativeEagleSession:
         return run + len(self._tokens)
 
     def commit(self, tokens: Sequence[int], features: Features) -> None:
-        """Queue n pairs; the head runs over them with the next tree. ``features`` [n, H], anything numpy can read."""
+        """Queue n pairs; the head runs over them with the next tree. ``features`` [n, feature_levels * H], anything
+        numpy can read."""
         rows = np.array(features, np.float32, order="C")  # a copy: the target may reuse its buffer
-        if rows.shape != (len(tokens), self._hidden):
+        expected = (len(tokens), self._feature_size)
+        if rows.shape != expected:
             raise InvalidInputError(
-                f"{len(tokens)} committed tokens need features of shape {(len(tokens), self._hidden)}, got {rows.shape}"
+                f"{len(tokens)} committed tokens need features of shape {expected}, got {rows.shape}"
             )
         self._tokens += map(int, tokens)
         self._features.append(rows)

@@ -173,7 +173,8 @@ class Loader {
     return out;
   }
 
-  Layer layer(const std::string& prefix, const Config& c, bool has_input_norm) const {
+  // `reads`: what queries, keys and values take in.
+  Layer layer(const std::string& prefix, const Config& c, bool has_input_norm, int reads) const {
     Layer layer;
     const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
@@ -183,7 +184,7 @@ class Loader {
       layer.q_norm = weights_.vector(attention + "q_norm.weight", c.head_dim);
       layer.k_norm = weights_.vector(attention + "k_norm.weight", c.head_dim);
     }
-    layer.qkv = linear({{attention + "q_proj.weight", q}, {attention + "k_proj.weight", kv}, {attention + "v_proj.weight", kv}}, c.hidden);
+    layer.qkv = linear({{attention + "q_proj.weight", q}, {attention + "k_proj.weight", kv}, {attention + "v_proj.weight", kv}}, reads);
     layer.k_at = round_up(q, kernels_.panel_cols);
     layer.v_at = layer.k_at + round_up(kv, kernels_.panel_cols);
     layer.qkv_bias = bias({{attention + "q_proj.bias", q}, {attention + "k_proj.bias", kv}, {attention + "v_proj.bias", kv}});
@@ -216,7 +217,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
   const Config& c = model->config();
   Loader loader(kernels, *pool, model->arena, weights, type);
   for (int l = 0; l < c.layers; ++l)
-    model->decoder.layers.push_back(loader.layer("model.layers." + std::to_string(l) + ".", c, true));
+    model->decoder.layers.push_back(loader.layer("model.layers." + std::to_string(l) + ".", c, true, c.hidden));
   model->norm = loader.weights().vector("model.norm.weight", c.hidden);
   const bool untied = loader.weights().has("lm_head.weight");
   model->lm_head = loader.linear({{untied ? "lm_head.weight" : "model.embed_tokens.weight", c.vocab}}, c.hidden);
@@ -291,6 +292,24 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
                         want_features ? nb::cast(features.array(total, model.feature_size())) : nb::none());
 }
 
+void load_eagle3(Head& head, const Loader& loader, const std::string& type, const std::optional<Array1<int64_t>>& token_ids) {
+  const Config& c = head.decoder.config;
+  // Hidden states of inner layers have few huge numbers among small ones, which one scale per row cannot hold.
+  const Type fc_type = parse_type(type) == Type::f32 ? Type::f32 : Type::bf16;
+  head.fc = loader.linear({{"fc.weight", c.hidden}}, 3 * c.hidden, fc_type, false);
+  Layer layer = loader.layer("midlayer.", c, false, 2 * c.hidden);
+  layer.embedding_norm = loader.weights().vector("midlayer.input_layernorm.weight", c.hidden);
+  layer.input_norm = loader.weights().vector("midlayer.hidden_norm.weight", c.hidden);
+  head.decoder.layers.push_back(std::move(layer));
+  head.norm = loader.weights().vector("norm.weight", c.hidden);
+  head.own_lm_head = loader.linear({{"lm_head.weight", token_ids ? int(token_ids->size()) : c.vocab}}, c.hidden);
+  for (size_t i = 0; token_ids && i < token_ids->size(); ++i) {
+    const int64_t id = (*token_ids)(i);
+    if (id < 0 || id >= c.vocab) throw std::invalid_argument("draft token " + std::to_string(id) + " is outside the vocabulary");
+    head.token_ids.push_back(id);
+  }
+}
+
 std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, nb::object weights, const std::string& type,
                                 std::optional<Array1<int64_t>> token_ids) {
   const Kernels& kernels = target->decoder.kernels;
@@ -300,10 +319,15 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
   if (c.hidden != target->config().hidden || c.vocab != target->config().vocab)
     throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");
   Loader loader(kernels, pool, head->arena, weights, type);
+  if (loader.weights().has("midlayer.hidden_norm.weight")) {
+    if (c.layers != 1) throw std::invalid_argument("an EAGLE-3 head has one layer");
+    load_eagle3(*head, loader, type, token_ids);
+    return head;
+  }
   head->fc = loader.linear({{"fc.weight", c.hidden}}, 2 * c.hidden);
   head->fc_bias = loader.bias({{"fc.bias", c.hidden}});
   for (int l = 0; l < c.layers; ++l)
-    head->decoder.layers.push_back(loader.layer("layers." + std::to_string(l) + ".", c, l > 0));
+    head->decoder.layers.push_back(loader.layer("layers." + std::to_string(l) + ".", c, l > 0, c.hidden));
   if (token_ids) {
     const int n = int(token_ids->size());
     if (n < 1) throw std::invalid_argument("a draft vocabulary has at least one token");
@@ -339,8 +363,8 @@ void check_tokens(const HeadSession& session, Array1<int64_t> tokens) {
 
 nb::tuple commit_pairs(HeadSession& session, Array1<int64_t> tokens, Matrix features, int k) {
   check_tokens(session, tokens);
-  if (tokens.size() < 1 || features.shape(0) != tokens.size() || int(features.shape(1)) != session.head().decoder.config.hidden)
-    throw std::invalid_argument("n >= 1 tokens need features [n, hidden]");
+  if (tokens.size() < 1 || features.shape(0) != tokens.size() || int(features.shape(1)) != session.head().feature_size())
+    throw std::invalid_argument("n >= 1 tokens need features [n, " + std::to_string(session.head().feature_size()) + "]");
   Children children(1, k);
   {
     nb::gil_scoped_release released;

@@ -110,7 +110,7 @@ Acts Decoder::prepare(const Linear& w, const float* x, size_t stride, int rows, 
   return {work.acts.get(), bytes};
 }
 
-void Decoder::run_layer(int index, const Rows& rows, int thread) {
+void Decoder::run_layer(int index, const Rows& rows, int thread, const float* embeds) {
   const Layer& layer = layers[index];
   const int m = rows.count(), threads = pool.threads(), h = config.hidden, d = config.head_dim, cols = kernels.panel_cols;
   const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
@@ -142,8 +142,15 @@ void Decoder::run_layer(int index, const Rows& rows, int thread) {
     };
   };
 
-  norm(layer.input_norm);
-  Acts acts = prepare(layer.qkv, normed, x_ld, m, thread);
+  const size_t read_ld = stride(layer.qkv.k());
+  if (layer.embedding_norm.size())
+    for (int r = begin; r < end; ++r) {
+      kernels.rms_norm(embeds + r * x_ld, layer.embedding_norm.get(), config.eps, h, normed + r * read_ld);
+      kernels.rms_norm(x + r * x_ld, layer.input_norm.get(), config.eps, h, normed + r * read_ld + h);
+    }
+  else
+    norm(layer.input_norm);
+  Acts acts = prepare(layer.qkv, normed, read_ld, m, thread);
   pool.barrier();
   const float* bias = layer.qkv_bias.get();
   multiply<1>(layer.qkv, acts, m, thread, threads, out, [&](int panel, int first, int count, const float* block) {

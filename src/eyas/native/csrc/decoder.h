@@ -19,6 +19,7 @@ struct Config {
 
 struct Layer {
   Buffer<float> input_norm;  // empty: none (EAGLE's first layer)
+  Buffer<float> embedding_norm;  // EAGLE-3's layer: attention reads (normed embedding, normed x); empty: x alone
   Buffer<float> post_norm;
   Buffer<float> q_norm, k_norm;  // empty unless Qwen3
   Linear qkv, o, gate_up, down;
@@ -66,7 +67,8 @@ class Decoder {
   // Before the job: sizes the workspace and computes the rotations of the rows' positions.
   void begin(const Rows& rows, int widest_output = 0);
   // Inside the job, on every thread, with x filled behind a barrier: runs one layer on x in place; ends in a barrier.
-  void run_layer(int index, const Rows& rows, int thread);
+  // `embeds` [rows, x_stride] for a layer with an embedding norm.
+  void run_layer(int index, const Rows& rows, int thread, const float* embeds = nullptr);
   // Rows of normed or plain floats made ready for `w`; call on every thread, a barrier must follow before use. A plain
   // format needs no work.
   Acts prepare(const Linear& w, const float* x, size_t stride, int rows, int thread);

@@ -17,6 +17,17 @@ void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* b
   Pool& pool = decoder.pool;
   const int threads = pool.threads(), cols = decoder.kernels.panel_cols, vocab = draft_vocab();
   const Linear& w = lm_head();
+  if (norm.size()) {  // split by rows like `prepare`
+    const int h = decoder.config.hidden;
+    const size_t normed_ld = decoder.x_stride();
+    for (int r = int(int64_t(rows) * thread / threads); r < int(int64_t(rows) * (thread + 1) / threads); ++r) {
+      float* out = normed_.get() + r * normed_ld;
+      decoder.kernels.rms_norm(x + r * stride, norm.get(), decoder.config.eps, h, out);
+      std::fill_n(out + h, normed_ld - h, 0.0f);
+    }
+    x = normed_.get();
+    stride = normed_ld;
+  }
   Acts acts = decoder.prepare(w, x, stride, rows, thread);
   pool.barrier();
   const size_t ld = logit_stride();
@@ -50,42 +61,60 @@ void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* b
   }
 }
 
-void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* features, float* outputs, int scored,
-                   int k, int64_t* best, float* log_probs) {
+void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* features, bool own, float* outputs,
+                   int scored, int k, int64_t* best, float* log_probs) {
   std::lock_guard<std::mutex> lock(mutex_);
   Pool& pool = decoder.pool;
   const int m = rows.count(), threads = pool.threads(), h = decoder.config.hidden, cols = decoder.kernels.panel_cols;
-  const size_t ld = decoder.x_stride(), joined_ld = size_t(Decoder::stride(2 * h));
+  const bool eagle3 = is_eagle3(), through_fc = !(eagle3 && own);
+  const size_t ld = decoder.x_stride(), joined_ld = size_t(Decoder::stride(fc.k()));
   decoder.begin(rows, int(std::max(fc.row_bytes(), lm_head().row_bytes())));
   joined_.grow(size_t(m) * joined_ld);
+  embeds_.grow(eagle3 ? size_t(m) * ld : 0);
+  normed_.grow(norm.size() ? size_t(scored) * ld : 0);
   logits_.grow(size_t(scored) * logit_stride());
   float* x = decoder.work.x.get();
   float* joined = joined_.get();
+  float* embeds = embeds_.get();
+  auto enter = [&](int r) {
+    float* row = joined + r * joined_ld;
+    if (!eagle3) {
+      target->embed(tokens[r], row);
+      std::copy_n(features[r], h, row + h);
+      return;
+    }
+    target->embed(tokens[r], embeds + r * ld);
+    if (own) {
+      std::copy_n(features[r], h, x + r * ld);
+    } else {
+      std::copy_n(features[r], fc.k(), row);
+      std::fill_n(row + fc.k(), joined_ld - fc.k(), 0.0f);
+    }
+  };
   auto job = [&](int thread) {
     const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
-    for (int r = begin; r < end; ++r) {
-      target->embed(tokens[r], joined + r * joined_ld);
-      std::copy_n(features[r], h, joined + r * joined_ld + h);
+    for (int r = begin; r < end; ++r) enter(r);
+    if (through_fc) {
+      Acts acts = decoder.prepare(fc, joined, joined_ld, m, thread);
+      pool.barrier();
+      multiply<1>(fc, acts, m, thread, threads, decoder.work.out[thread].get(),
+                  [&](int panel, int first, int count, const float* block) {
+                    const int c0 = panel * cols, width = std::min(cols, h - c0);
+                    const float* bias = fc_bias.get();
+                    for (int r = 0; r < count; ++r)
+                      for (int c = 0; c < width; ++c)
+                        x[(first + r) * ld + c0 + c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
+                  });
     }
-    Acts acts = decoder.prepare(fc, joined, joined_ld, m, thread);
     pool.barrier();
-    multiply<1>(fc, acts, m, thread, threads, decoder.work.out[thread].get(),
-                [&](int panel, int first, int count, const float* block) {
-                  const int c0 = panel * cols, width = std::min(cols, h - c0);
-                  const float* bias = fc_bias.get();
-                  for (int r = 0; r < count; ++r)
-                    for (int c = 0; c < width; ++c)
-                      x[(first + r) * ld + c0 + c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
-                });
-    pool.barrier();
-    for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread);
+    for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread, embeds);
     for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, outputs + size_t(r) * h);
     if (scored) score_rows(x + (m - scored) * ld, ld, scored, k, best, log_probs, thread);
   };
   pool.run(job);
 }
 
-void Head::score(const float* features, int rows, int k, int64_t* best, float* log_probs) {
+void Head::score(const float* outputs, int rows, int k, int64_t* best, float* log_probs) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int h = decoder.config.hidden;
   decoder.work.acts.grow(lm_head().row_bytes() * rows);
@@ -94,7 +123,8 @@ void Head::score(const float* features, int rows, int k, int64_t* best, float* l
   logits_.grow(size_t(rows) * logit_stride());
   const size_t ld = decoder.x_stride();
   joined_.grow(size_t(rows) * ld);
-  for (int r = 0; r < rows; ++r) std::copy_n(features + size_t(r) * h, h, joined_.get() + r * ld);
+  normed_.grow(norm.size() ? size_t(rows) * ld : 0);
+  for (int r = 0; r < rows; ++r) std::copy_n(outputs + size_t(r) * h, h, joined_.get() + r * ld);
   for (int r = 0; r < rows; ++r) std::fill_n(joined_.get() + r * ld + h, ld - h, 0.0f);
   auto job = [&](int thread) { score_rows(joined_.get(), ld, rows, k, best, log_probs, thread); };
   decoder.pool.run(job);
@@ -108,7 +138,7 @@ void HeadSession::forget_tree() {
 
 void HeadSession::commit(const int64_t* tokens, const float* features, int n, int k, int64_t* best, float* log_probs) {
   constexpr int kChunk = 256;
-  const int h = head_->decoder.config.hidden;
+  const int h = head_->decoder.config.hidden, feature_size = head_->feature_size();
   forget_tree();
   std::vector<float> outputs(size_t(std::min(n, kChunk)) * h);
   std::vector<const float*> pointers;
@@ -119,8 +149,8 @@ void HeadSession::commit(const int64_t* tokens, const float* features, int n, in
     rows.add_tree(cache_, nullptr, count);
     cache_.reserve(count);
     pointers.clear();
-    for (int i = 0; i < count; ++i) pointers.push_back(features + size_t(start + i) * h);
-    head_->forward(rows, tokens + start, pointers.data(), outputs.data(), last && k ? 1 : 0, k, best, log_probs);
+    for (int i = 0; i < count; ++i) pointers.push_back(features + size_t(start + i) * feature_size);
+    head_->forward(rows, tokens + start, pointers.data(), false, outputs.data(), last && k ? 1 : 0, k, best, log_probs);
     std::vector<int> path(count);
     for (int i = 0; i < count; ++i) path[i] = i;
     cache_.commit(path);
@@ -158,7 +188,7 @@ void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, i
   }
   cache_.reserve(old + n);
   std::vector<float> outputs(size_t(n) * h);
-  head_->forward(rows, tokens, features.data(), outputs.data(), n, k, best, log_probs);
+  head_->forward(rows, tokens, features.data(), true, outputs.data(), n, k, best, log_probs);
   for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
 }
 

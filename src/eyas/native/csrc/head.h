@@ -1,5 +1,6 @@
-// The EAGLE-1/2 head: fc over (embedding, feature), decoder layers of which the first has no input norm, no final norm,
-// scores through the target's lm_head or some of its rows.
+// Draft heads. EAGLE-1/2: fc over (embedding, feature), decoder layers of which the first has no input norm, no final
+// norm, scores through the target's lm_head or some of its rows. EAGLE-3: fc over three feature levels, one layer whose
+// attention reads embedding and hidden state, a final norm and an lm_head of its own.
 #pragma once
 
 #include <mutex>
@@ -18,23 +19,27 @@ class Head {
   Decoder decoder;
   Linear fc;
   Buffer<float> fc_bias;            // [fc outputs], empty: none
+  Buffer<float> norm;               // before lm_head (EAGLE-3), empty: none
   Linear own_lm_head;               // rows of the draft vocabulary; empty: the target's lm_head
   std::vector<int64_t> token_ids;   // target id of each draft row; empty: the same
 
   const Linear& lm_head() const { return own_lm_head.empty() ? target->lm_head : own_lm_head; }
-  int draft_vocab() const { return own_lm_head.empty() ? target->config().vocab : int(token_ids.size()); }
+  int draft_vocab() const { return token_ids.empty() ? target->config().vocab : int(token_ids.size()); }
+  bool is_eagle3() const { return decoder.layers.front().embedding_norm.size() > 0; }
+  int feature_size() const { return is_eagle3() ? fc.k() : decoder.config.hidden; }  // of the target's features
   size_t weight_bytes() const;
 
-  // Runs the head over pairs (token, feature): outputs [rows, hidden], the predicted features. For the last `scored`
-  // rows also the k best next tokens and their log-probabilities, best first, ties to the smaller row.
-  void forward(const Rows& rows, const int64_t* tokens, const float* const* features, float* outputs, int scored, int k,
-               int64_t* best, float* log_probs);
-  // The same scores for predicted features [rows, hidden].
-  void score(const float* features, int rows, int k, int64_t* best, float* log_probs);
+  // Runs the head over pairs (token, feature): outputs [rows, hidden]. `own`: the features are outputs of earlier rows,
+  // not the target's. For the last `scored` rows also the k best next tokens and their log-probabilities, best first,
+  // ties to the smaller row.
+  void forward(const Rows& rows, const int64_t* tokens, const float* const* features, bool own, float* outputs, int scored,
+               int k, int64_t* best, float* log_probs);
+  // The same scores for outputs [rows, hidden].
+  void score(const float* outputs, int rows, int k, int64_t* best, float* log_probs);
 
  private:
   std::mutex mutex_;
-  Buffer<float> joined_, logits_;
+  Buffer<float> joined_, embeds_, normed_, logits_;
   void score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread);
   size_t logit_stride() const { return size_t(round_up(lm_head().outputs(), 16)); }
 };

@@ -1,0 +1,141 @@
+"""The EAGLE-3 head on the native engine against its twin in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eyas import native
+
+if not native.available():
+    pytest.skip(native.reason(), allow_module_level=True)
+
+import torch
+
+from eyas.checkpoints.eagle3 import Eagle3Checkpoint
+from eyas.drafters.eagle3 import Eagle3Drafter
+from eyas.drafters.native_eagle import NativeEagleDrafter
+from eyas.errors import InvalidInputError
+from eyas.heads.config import Eagle3Config
+from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
+from eyas.policies.trace import PolicyTrace
+from eyas.targets.native import NativeTarget
+from eyas.tree import Floats
+from support.decoder import tiny_config, tiny_weights
+
+H, V, DRAFT = 48, 101, 37
+CONFIG = Eagle3Config(
+    hidden_size=H,
+    intermediate_size=40,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=10,
+    vocab_size=V,
+    rms_norm_eps=1e-5,
+    draft_vocab_size=DRAFT,
+)
+HEADS: dict[str, Eagle3Config] = {
+    "plain": CONFIG,
+    "biases": replace(CONFIG, qkv_bias=True),
+    "whole vocabulary": replace(CONFIG, draft_vocab_size=None),
+    "scaled rope": replace(CONFIG, rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+}
+POLICIES: list[TreePolicy] = [
+    DynamicPolicy(num_steps=4, topk=4, num_draft_tokens=12),
+    StaticPolicy.eagle1(),
+    StaticPolicy.chain(5),
+]
+MODEL = tiny_config(num_hidden_layers=6, tie_word_embeddings=False)
+
+
+def checkpoint(config: Eagle3Config = CONFIG) -> Eagle3Checkpoint:
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: (rng.standard_normal(shape) * 0.15 + ("norm" in name)).astype(np.float32)
+        for name, shape in config.tensor_shapes().items()
+    }
+    chosen = np.sort(rng.choice(V, DRAFT, replace=False))
+    d2t = None if config.draft_vocab_size is None else chosen - np.arange(DRAFT)
+    return Eagle3Checkpoint("tiny head", config, tensors, d2t=d2t)
+
+
+def load_target(dtype: str = "float32", **options: Any) -> NativeTarget:
+    return NativeTarget.from_weights(MODEL, tiny_weights(MODEL), dtype=dtype, threads=2, feature_levels=3, **options)
+
+
+def pairs(count: int, seed: int = 0) -> tuple[list[int], Floats]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, V, count).tolist(), (rng.standard_normal((count, 3 * H)) * 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", HEADS)
+def test_trees_are_those_of_the_twin(name: str, policy: TreePolicy) -> None:
+    read = checkpoint(HEADS[name])
+    drafter = NativeEagleDrafter(read, load_target())
+    assert drafter.feature_levels == 3
+    assert drafter.core.draft_vocab == read.config.scored_tokens
+    embedding = torch.tensor(tiny_weights(MODEL)["model.embed_tokens.weight"])
+    ours, twin = drafter.new_session(), Eagle3Drafter.from_checkpoint(read, embedding).new_session()
+    for cycle, count in enumerate((30, 1, 5, 2, 70)):
+        tokens, features = pairs(count, seed=cycle)
+        ours.commit(tokens, features)
+        twin.commit(tokens, torch.tensor(features))
+        records = PolicyTrace(policy), PolicyTrace(policy)
+        tree, wanted = ours.propose(tokens[-1], records[0], 10), twin.propose(tokens[-1], records[1], 10)
+        assert records[0].candidates.tokens.tolist() == records[1].candidates.tokens.tolist()
+        np.testing.assert_allclose(
+            records[0].candidates.log_probs, records[1].candidates.log_probs, atol=2e-3, rtol=1e-3
+        )
+        assert tree.tokens.tolist() == wanted.tokens.tolist()
+        assert tree.parents.tolist() == wanted.parents.tolist()
+        assert len(tree) > 1
+
+
+def test_committing_in_parts_or_at_once_gives_the_same_bits() -> None:
+    drafter = NativeEagleDrafter(checkpoint(), load_target())
+    tokens, features = pairs(300)
+    one, many = drafter.new_session(), drafter.new_session()
+    one.commit(tokens, features)
+    records = [PolicyTrace(POLICIES[0]) for _ in range(3)]
+    start = 0
+    for count in (100, 1, 3, 64, 132):
+        many.commit(tokens[start : start + count], features[start : start + count])
+        start += count
+        many.propose(tokens[start - 1], records[1], 5)  # guesses that must leave no trace
+    one.propose(tokens[-1], records[0], 5)
+    one.propose(tokens[-1], records[2], 5)  # from the tip alone
+    for record in records[1:]:
+        assert np.array_equal(records[0].candidates.tokens, record.candidates.tokens)
+        assert np.array_equal(records[0].candidates.log_probs, record.candidates.log_probs)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "q4"])
+def test_packed_types_stay_near_float32(dtype: str) -> None:
+    tokens, features = pairs(20)
+    features[:, 5] *= 300  # inner layers have such numbers
+    chances = []
+    for kind in ("float32", dtype):
+        session = NativeEagleDrafter(checkpoint(), load_target(kind)).new_session()
+        session.commit(tokens, features)
+        record = PolicyTrace(DynamicPolicy(num_steps=1, topk=DRAFT, num_draft_tokens=5))
+        session.propose(tokens[-1], record, 1)
+        order = np.argsort(record.candidates.tokens[1:])
+        chances.append(np.exp(record.candidates.log_probs[1:][order]))
+    assert np.abs(chances[0] - chances[1]).sum() < 0.1
+    assert chances[1].sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_misfits_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"reads 3 feature level\(s\), the target was loaded to give 1"):
+        NativeEagleDrafter(checkpoint(), NativeTarget.from_weights(MODEL, tiny_weights(MODEL), dtype="float32"))
+    tokens, features = pairs(3)
+    with pytest.raises(InvalidInputError, match=r"features of shape \(3, 144\)"):
+        NativeEagleDrafter(checkpoint(), load_target()).new_session().commit(tokens, features[:, :H])
+    broken = checkpoint()
+    tensors = {name: tensor for name, tensor in broken.tensors.items() if name != "norm.weight"}
+    with pytest.raises(InvalidInputError, match=r"tiny head: weight 'norm.weight' is missing"):
+        NativeEagleDrafter(replace(broken, tensors=tensors), load_target())
