@@ -109,6 +109,7 @@ def compare(options: argparse.Namespace) -> int:
             write_json(options.out, results)
         return results
 
+    save([])  # what the trial found is not lost if the race is broken off
     results = save(bench.run(save))
     print(to_text(results))
     return 0
