@@ -26,8 +26,18 @@ def load(settings: dict[str, Any]) -> Engine:
         properties["prompt_lookup"] = True
     else:
         properties["ATTENTION_BACKEND"] = settings.get("backend", "SDPA")
-    pipeline = genai.LLMPipeline(settings["model"], "CPU", **properties)
+    paged = bool(lookup) or properties["ATTENTION_BACKEND"] == "PA"
+    extra = {"scheduler_config": scheduler(settings["positions"])} if paged else {}
+    pipeline = genai.LLMPipeline(settings["model"], "CPU", **properties, **extra)
     return OpenVINO(pipeline, lookup or {}, properties)
+
+
+def scheduler(positions: int) -> genai.SchedulerConfig:
+    """For paged attention: whole prompts in one pass as by default, but nothing kept from one request to the next."""
+    config = genai.SchedulerConfig()
+    config.max_num_batched_tokens = positions
+    config.enable_prefix_caching = False
+    return config
 
 
 class OpenVINO:
