@@ -228,3 +228,39 @@ def test_the_target_must_give_the_levels_that_the_head_reads(files: tuple[Path, 
     if native.available():
         with pytest.raises(InvalidInputError, match=r"reads 3 feature level\(s\), the target was loaded to give 1"):
             load_drafter(str(head), load_target(str(model), engine="native", dtype="float32"))
+
+
+def test_the_commands_make_a_head_that_drafts(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"w{9 + i} w{10 + i}"]}) + "\n" for i in range(16)))
+    model = ("--target", str(files[0]))
+    store, run = str(tmp_path / "store"), tmp_path / "run"
+    f32 = ("--engine", "transformers", "--dtype", "float32")
+    for command in (
+        ("data", "answer", str(prompts), "--out", store, "--max-tokens", "16", "--features", "eagle3", *model, *f32),
+        (
+            "train",
+            store,
+            "--out",
+            str(run),
+            "--kind",
+            "eagle3",
+            "--steps",
+            "3",
+            "--rows",
+            "2",
+            "--row-size",
+            "64",
+            *model,
+        ),
+        ("generate", "w9", "--draft", str(run / "head"), "--json", "--compare", "--max-tokens", "12", *model, *f32),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(list(command))
+        assert not left.value.code
+    assert json.loads(capsys.readouterr().out)["identical"] is True
+    settings = json.loads(load_eagle3(run / "head").metadata["settings"])
+    assert (settings["unroll"], settings["noise"]) == (4, 0.0)
