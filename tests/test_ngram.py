@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eyas.calibration import Calibration, LevelMap
 from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
@@ -221,6 +222,9 @@ def test_grafting_nothing_changes_nothing() -> None:
 
 
 COSTS = CostTable((1, 8, 32), (10.0, 11.0, 30.0), (1, 8), (0.5, 0.8), first_ms=0.5)
+MODEST = Calibration((LevelMap((-9.0, -2.0, -0.01), (-9.5, -3.0, -0.6)), LevelMap((-4.0, -0.01), (-5.0, -0.8))))
+"""Of a head that promises too much."""
+
 POLICIES: list[TreePolicy] = [
     DynamicPolicy(3, 3, 8),
     DynamicPolicy(3, 3, 8, rerank=False),
@@ -229,6 +233,8 @@ POLICIES: list[TreePolicy] = [
     BudgetedPolicy(COSTS, ((0.5, 0.2, 0.1),), 4, 3, 12),
     BudgetedPolicy(COSTS, ((0.5, 0.2, 0.1),), 4, 3, 12, rate=0.15),
     BudgetedPolicy(COSTS, ((0.01,),), 4, 3, 12),  # never drafts by itself
+    BudgetedPolicy(COSTS, ((0.5, 0.2, 0.1),), 4, 3, 12, MODEST, rate=0.15),
+    DynamicPolicy(3, 3, 8, calibration=MODEST),
 ]
 
 
@@ -282,6 +288,48 @@ def test_the_index_helps_a_head_that_is_never_right() -> None:
     alone, grafted = answer(target, head, policy), answer(target, GraftedDrafter(head), policy)
     assert alone[-1].stats.accepted_tokens == 0
     assert grafted[-1].stats.accepted_tokens > 10
+
+
+def test_a_calibration_of_the_head_leaves_hit_rates_alone() -> None:
+    """Under a policy that corrects the head's word, a grafted node is worth its hit rate, as far as the maps reach."""
+    target = looping_target()
+    head = ScriptedDrafter(target.ranking, anti_oracle, first_token=1)
+    ngram = NgramDrafter(hit_rates=(0.3, 0.4, 0.5))
+    policy = BudgetedPolicy(COSTS, ((0.5, 0.2, 0.1),), 4, 3, 12, MODEST, rate=0.15)
+    text = [1, 2, 3, 4, 1, 2, 5, 3, 4, 1, 2]
+    alone, grafted = ngram.new_session(), GraftedDrafter(head, ngram).new_session()
+    alone.commit(text[1:])
+    grafted.commit(text[1:], None)
+    guesses = paths(alone.lookup(text[-1], 12, 12))
+    trace = PolicyTrace(policy)
+    grafted.propose(text[-1], trace, 12)
+    assert trace.candidates is not None
+    worth = MODEST.acceptance(trace.candidates)
+    own = {(token,) for token in head.proposals(text)[:3]}
+    firsts = [path for path in guesses if len(path) == 1 and path not in own]
+    assert firsts
+    for path in firsts:
+        (node,) = np.flatnonzero((trace.candidates.parents == 0) & (trace.candidates.tokens == path[0]))
+        assert worth[node] == pytest.approx(np.exp(guesses[path]), rel=1e-5)
+
+
+@given(st.lists(st.floats(-8.0, 0.0), min_size=1, max_size=8))
+def test_promises_are_the_inverse_of_the_map(logs: list[float]) -> None:
+    level = MODEST.levels[0]
+    accepted = np.array(logs)
+    reachable = np.minimum(accepted, level.observed[-1])
+    np.testing.assert_allclose(level(level.inverse(accepted)), reachable, atol=1e-6)
+    flat = LevelMap((-3.0, -2.0, -1.0), (-1.0, -0.5, -0.5))
+    np.testing.assert_allclose(flat(flat.inverse(accepted)), np.minimum(accepted, -0.5), atol=1e-6)
+
+
+def test_promised_values_never_grow_along_a_path() -> None:
+    steep = Calibration((LevelMap((-4.0, -0.1), (-5.0, -0.2)), LevelMap((-4.0, -0.1), (-9.0, -5.0))))
+    tree = DraftTree(np.arange(4), np.array([-1, 0, 1, 2]), np.log(np.array([1.0, 0.5, 0.3, 0.2], np.float32)))
+    values = steep.promised(tree).log_values
+    assert (np.diff(values) <= 0).all()
+    assert values[0] == 0.0
+    assert Calibration().promised(tree) is tree
 
 
 def test_two_turns_share_a_session() -> None:

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eyas import native
+from eyas.costs import typical_costs
 from eyas.drafters.grafted import GraftedDrafter
+from eyas.drafters.ngram import NgramDrafter
 from eyas.drafters.small_model import SmallModelDrafter, SmallModelSession, check_tokenizers
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
+from eyas.policies.budgeted import BudgetedPolicy
+from eyas.policies.gate import Gate
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
+from support.decoder import tiny_config, tiny_weights
 from support.exhaustive import distribution
 from support.table_cli import table_tokenizer
 from support.tiny import TableTarget, tiny_llama
@@ -121,6 +127,33 @@ def test_on_transformers(policy: TreePolicy) -> None:
         assert len(steps) == 1 + -(-29 // (1 + policy.num_steps))
     other = HFTarget(tiny_llama(attn_implementation=ATTENTION, seed=1, num_layers=1), "small")
     assert tokens(run(target, SmallModelDrafter(other, 64), policy=policy)) == plain
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_on_the_native_engine_every_plan_is_plain_decoding_bit_for_bit(dtype: str) -> None:
+    """Small models, n-grams on top, budgets and gates: tokens and their log-probabilities are those of one by one."""
+    if not native.available():
+        pytest.skip(native.reason())
+    from eyas.targets.native import NativeTarget
+
+    config = tiny_config(tie_word_embeddings=False)
+    target, other = (
+        NativeTarget.from_weights(config, tiny_weights(config, seed), dtype=dtype, threads=1) for seed in (0, 1)
+    )
+    plain = run(target, None, logprobs=1)
+    wanted = [(each.token, each.logprob) for step in plain for each in step.logprobs]
+    budgeted = BudgetedPolicy(typical_costs(0.03), ((0.6, 0.2, 0.1),), 4, 3, 12)
+    gate = Gate(typical_costs(0.1), start=0.5)
+    drafted = 0
+    for model in (target, other):
+        small = SmallModelDrafter(model, 101)
+        for drafter in (small, GraftedDrafter(small), NgramDrafter()):
+            for policy in (*POLICIES, budgeted):
+                for door in (None, gate):
+                    steps = run(target, drafter, policy=policy, gate=door, logprobs=1)
+                    assert [(each.token, each.logprob) for step in steps for each in step.logprobs] == wanted
+                    drafted += steps[-1].stats.accepted_tokens
+    assert drafted > 100
 
 
 def test_children_are_the_likeliest_tokens() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from eyas.costs import Doubles, monotone
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.tree import Bools, Floats
+from eyas.tree import Bools, DraftTree, Floats
 
 if TYPE_CHECKING:  # the policies use calibrations
     from eyas.policies.base import Candidates
@@ -66,6 +66,13 @@ class LevelMap:
         mapped: Doubles = np.interp(log_values, self.promised, self.observed)
         return mapped + np.minimum(log_values - self.promised[0], 0.0)
 
+    def inverse(self, log_acceptance: Floats | Doubles) -> Doubles:
+        """The smallest log value that maps to each log acceptance; the last knot where none does."""
+        observed, first = np.unique(self.observed, return_index=True)
+        values: Doubles = np.interp(log_acceptance, observed, np.asarray(self.promised)[first])
+        values += np.minimum(log_acceptance - observed[0], 0.0)
+        return values
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -91,6 +98,18 @@ class Calibration:
             mapped = np.exp(self.levels[min(depth, len(self.levels)) - 1](candidates.log_values[level]))
             values[level] = np.minimum(mapped, values[candidates.parents[level]])
         return values
+
+    def promised(self, tree: DraftTree) -> DraftTree:
+        """A tree whose path values are probabilities of acceptance, such as n-grams with measured hit rates, in the
+        drafter's own terms: with the path values that this calibration takes for those probabilities."""
+        if not self.levels:
+            return tree
+        values, depths, parents = tree.log_values.astype(np.float64), tree.depths, tree.parents
+        for depth in range(1, int(depths.max()) + 1):
+            level = depths == depth
+            inverted = self.levels[min(depth, len(self.levels)) - 1].inverse(tree.log_values[level])
+            values[level] = np.minimum(inverted, values[parents[level]])
+        return DraftTree(tree.tokens, parents, values.astype(np.float32))
 
     @classmethod
     def fit(cls, levels: Sequence[tuple[Floats, Bools]], bins: int = 12) -> Calibration:

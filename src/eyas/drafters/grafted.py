@@ -117,9 +117,13 @@ class _Gather:
 
 def _select(policy: TreePolicy, candidates: Candidates, found: DraftTree) -> DraftTree:
     """The policy's choice among the head's candidates and the index's nodes."""
-    union = graft(candidates, found)
     traced = policy if isinstance(policy, PolicyTrace) else None
-    if _by_value(traced.policy if traced else policy):
+    decides = traced.policy if traced else policy
+    if isinstance(decides, BudgetedPolicy | DynamicPolicy):
+        # The policy's calibration is for the head's word; a hit rate is what it says already.
+        found = decides.calibration.promised(found)
+    union = graft(candidates, found)
+    if _by_value(decides):
         selected = policy.select(union.candidates)
     else:
         either = np.zeros(len(union.candidates), bool)
