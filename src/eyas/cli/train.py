@@ -56,6 +56,9 @@ def train_command(
     ] = "eagle",
     device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
     threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
+    tensorboard: Annotated[
+        bool, Option("--tensorboard", help="Also write metrics for TensorBoard, to OUT/tensorboard.")
+    ] = False,
 ) -> None:
     """Train a draft head; stop and go on whenever you like."""
     from eyas.models import load_source
@@ -64,8 +67,11 @@ def train_command(
     config = head_config(source, draft_vocab_size, intermediate_size, kind)
     import torch
 
+    from eyas.train.checks import check_stores, vocabulary_advice
     from eyas.train.recipes import recipe_for
     from eyas.train.settings import TrainSettings
+    from eyas.train.store import FeatureStore
+    from eyas.train.tensorboard import TensorBoardLog
     from eyas.train.trainer import TargetWeights, Trainer
 
     if threads is not None:
@@ -73,6 +79,8 @@ def train_command(
     embedding = torch.from_numpy(source.tensors.float32("model.embed_tokens.weight").copy())
     tied = "lm_head.weight" not in source.tensors
     lm_head = embedding if tied else torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
+    check_stores([FeatureStore(path) for path in stores], lm_head)
+    board = TensorBoardLog(out / "tensorboard") if tensorboard else None
     trainer = Trainer(
         stores,
         TargetWeights(embedding, lm_head),
@@ -82,6 +90,9 @@ def train_command(
         device=device,
         metadata={"target": source.name, "target_fingerprint": source.fingerprint()},
     )
+    judged = draft_vocab_size is not None and trainer.held_out_documents()
+    if judged and (advice := vocabulary_advice(trainer.draft_coverage(), draft_vocab_size or 0)):
+        print(f"eyas: {advice}", file=sys.stderr)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -94,6 +105,8 @@ def train_command(
         task = bar.add_task("train", total=trainer.settings.steps, loss=0.0, agreement=0.0, rate=0.0)
 
         def progress(metrics: dict[str, Any]) -> None:
+            if board:
+                board.write(metrics)
             bar.update(
                 task,
                 completed=metrics["step"],
@@ -104,7 +117,11 @@ def train_command(
             if "held_out_acceptance_length" in metrics:
                 console.print(f"step {metrics['step']}: held-out tau {metrics['held_out_acceptance_length']:.3f}")
 
-        state = trainer.run(progress)
+        try:
+            state = trainer.run(progress)
+        finally:
+            if board:
+                board.close()
     print(json.dumps({"head": str(out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}))
 
 

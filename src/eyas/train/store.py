@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class StoreWriter:
         """Write what is pending as a shard."""
         if not self._pending:
             return
-        docs, self._pending = self._pending, []
+        docs = self._pending
         tensors = {
             "ids": torch.from_numpy(np.concatenate([d.ids for d in docs]).astype(np.int32)),
             "answer": torch.from_numpy(np.concatenate([d.answer for d in docs]).astype(np.uint8)),
@@ -126,8 +127,14 @@ class StoreWriter:
         }
         name = f"shard-{self._next:05d}.safetensors"
         temporary = self.path / f"{name}.tmp"
-        save_file(tensors, temporary)
-        os.replace(temporary, self.path / name)
+        with writing(self.path / name):
+            try:
+                save_file(tensors, temporary)
+                os.replace(temporary, self.path / name)
+            except BaseException:
+                temporary.unlink(missing_ok=True)  # a full disk needs the room
+                raise
+        self._pending = []
         self._next += 1
 
 
@@ -227,8 +234,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def write_atomically(file: Path, data: bytes) -> None:
     """The file has the old content or the new, never a part."""
     temporary = file.with_name(file.name + ".tmp")
-    with temporary.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, file)
+    with writing(file):
+        with temporary.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Turn what goes wrong while writing ``file`` (a full disk, a lost right) into a CheckpointError that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write {file}: {error}. What was written before is whole: make room and run the same command again"
+        ) from None

@@ -29,7 +29,7 @@ from eyas.train.evaluate import simulate
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
 from eyas.train.settings import TrainSettings, learning_rate
-from eyas.train.store import Document, FeatureStore
+from eyas.train.store import Document, FeatureStore, writing
 from eyas.tree import Ints
 
 HELD_OUT_EVERY = 40
@@ -170,7 +170,7 @@ class Trainer:
             if last and (not held_out or not (self.out / "head").exists()):
                 # Too little data to hold any out, or a head that is never right: it is saved all the same.
                 self.save_head(self.out / "head", metrics)
-            with (self.out / "metrics.jsonl").open("a") as log:
+            with writing(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as log:
                 log.write(json.dumps(metrics) + "\n")
             progress(metrics)
             if last or time.monotonic() - saved > self.settings.checkpoint_seconds:
@@ -211,19 +211,21 @@ class Trainer:
     def save_checkpoint(self) -> None:
         """The whole state, in one file, replaced in one step."""
         temporary = self.out / "state.pt.tmp"
-        torch.save(
-            {
-                "config": asdict(self.head.config),
-                "settings": asdict(self.settings),
-                "d2t": self.d2t,
-                "head": self.head.state_dict(),
-                "average": self.average,
-                "optimizer": self.optimizer.state_dict(),
-                "state": asdict(self.state),
-            },
-            temporary,
-        )
-        os.replace(temporary, self.out / "state.pt")
+        state = {
+            "config": asdict(self.head.config),
+            "settings": asdict(self.settings),
+            "d2t": self.d2t,
+            "head": self.head.state_dict(),
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+            "state": asdict(self.state),
+        }
+        with writing(self.out / "state.pt"):
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # how torch reports a full disk
+                raise OSError(error) from None
+            os.replace(temporary, self.out / "state.pt")
 
     def draft_coverage(self) -> float:
         """Share of held-out answer tokens that the draft vocabulary holds."""
