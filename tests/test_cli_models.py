@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -76,6 +77,58 @@ def test_a_trained_head_drafts_and_changes_nothing(
     assert len(result["token_ids"]) == 24
     assert result["stats"]["draft_tokens"] > 0
     assert result["stats"]["cycles"] <= result["baseline"]["stats"]["cycles"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tuned_head_changes_nothing_and_is_known_by_its_weights(
+    capsys: pytest.CaptureFixture[str],
+    model: Path,
+    head: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> None:
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    mine = Path(copytree(head, tmp_path / "head"))
+    common = ("--target", str(model), "--engine", engine, "--dtype", "float32", "--threads", "1", "--draft", str(mine))
+    budget = ("--num-steps", "3", "--topk", "3", "--num-draft-tokens", "7", "--effort", "quick", "--limit", "2")
+    tuned = run_json(capsys, "tune", *common, *budget, "--json")
+    assert tuned["key"]["engine"] == engine
+    assert tuned["key"]["drafter"] == str(mine.resolve())
+    assert {check["policy"] for check in tuned["checks"]} >= {"none", "budgeted", "budgeted+graft"}
+    ask = ("generate", "w9 w10", "--json", "--compare", *FAST, *common)
+    for policy in ("auto", "sequoia", "budgeted"):
+        for graft in ("--graft", "--no-graft"):
+            assert run_json(capsys, *ask, "--policy", policy, graft)["identical"] is True
+    assert code(*ask, "--dtype", "bfloat16", "--policy", "budgeted") == 2  # tuned for another type
+    assert "eyas tune" in capsys.readouterr().err
+
+    weights = mine / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    capsys.readouterr()
+    assert code(*ask) == 0
+    assert "drafter fingerprint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_drafts_for_a_model(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, engine: str
+) -> None:
+    common = ("generate", "w9 w10", "--json", "--compare", *FAST, "--target", str(model), "--engine", engine)
+    common += ("--dtype", "float32", "--threads", "1", "--policy", "chain")
+    result = run_json(capsys, *common, "--draft", str(model))
+    assert result["identical"] is True
+    assert result["stats"]["acceptance_length"] > 5  # nobody knows it better than itself
+    assert run_json(capsys, *common, "--draft", "ngram")["identical"] is True
+    other = Path(copytree(model, tmp_path / "other"))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["w20"], vocabulary["w21"] = vocabulary["w21"], vocabulary["w20"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert code(*common, "--draft", str(other)) == 2
+    assert "another tokenizer than the target: 2 ids differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("engine", ENGINES)
