@@ -129,6 +129,11 @@ def answer_command(
         f"{done.documents} prompts answered with {done.answer_tokens} tokens in {done.seconds:.0f} s; "
         f"{done.skipped} were answered already, {done.too_long} too long, {done.empty} empty"
     )
+    if done.empty > done.documents:
+        print(
+            "most answers were empty: is the chat template the one this model was trained with, and is it a chat model?",
+            file=sys.stderr,
+        )
     if done.judged:
         share = done.agreed / done.judged
         print(f"{loaded.target.info.name} itself would have said {share:.1%} of the greedy answers' tokens")
