@@ -86,13 +86,13 @@ def measure(
     from eyas.bench.calibrate import Calibrator, split
     from eyas.bench.calibration_plots import SCHEMA
     from eyas.bench.questions import load_questions
+    from eyas.bench.run import write_json
     from eyas.calibration import CALIBRATION_FILE, with_calibration
     from eyas.environment import commit, machine, versions
     from eyas.loading import head_directory, load_drafter
     from eyas.policies import DynamicPolicy
     from eyas.sampling import SamplingParams
     from eyas.stopping import StopParams
-    from eyas.train.store import write_atomically
 
     if save and not recalibrate:
         raise InvalidInputError("--save stores the map that --measure-only does not fit; leave out one of them")
@@ -153,8 +153,7 @@ def measure(
     }
     if save:
         assert calibration is not None
-        stored = with_calibration(folder, calibration, greedy=params.greedy)
-        write_atomically(folder / CALIBRATION_FILE, json.dumps(stored, indent=1).encode() + b"\n")
+        write_json(folder / CALIBRATION_FILE, with_calibration(folder, calibration, greedy=params.greedy))
     return data
 
 

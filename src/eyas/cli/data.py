@@ -131,7 +131,7 @@ def answer_command(
     )
     if done.empty > done.documents:
         print(
-            "most answers were empty: is the chat template the one this model was trained with, and is it a chat model?",
+            "most answers were empty: is this a chat model, and the chat template the one it was trained with?",
             file=sys.stderr,
         )
     if done.judged:
