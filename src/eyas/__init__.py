@@ -18,6 +18,7 @@ from eyas.errors import (
     EyasError,
     FetchError,
     InvalidInputError,
+    NotEnoughMemoryError,
     UnsupportedModelError,
 )
 from eyas.generate import Session, Step, generate
@@ -37,6 +38,7 @@ __all__ = [
     "FetchError",
     "InvalidInputError",
     "LoadedTarget",
+    "NotEnoughMemoryError",
     "SamplingParams",
     "Session",
     "StaticPolicy",

@@ -27,3 +27,7 @@ class ContextLengthError(InvalidInputError):
 
 class FetchError(EyasError):
     """A download that could not be completed or does not match its checksum."""
+
+
+class NotEnoughMemoryError(EyasError):
+    """A model, or a context, for which there is not enough memory."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.checkpoints.weights import BLOCK_SIZES, Bytes, RawTensor, Weights
+from eyas.checkpoints.weights import BLOCK_SIZES, Bytes, RawTensor, Weights, release_pages
 from eyas.errors import CheckpointError, UnsupportedModelError
 
 T = TypeVar("T")
@@ -100,6 +100,9 @@ class GGUFFile:
         info = self.tensors[name]
         rows = int(np.prod(info.shape[:-1], dtype=np.int64))
         return np.frombuffer(self._map, np.uint8, info.nbytes, info.offset).reshape(rows, -1)
+
+    def release(self) -> None:
+        release_pages(self._map)
 
 
 class _Header:
@@ -435,6 +438,9 @@ class GGUFWeights(Weights):
 
     def type(self, name: str) -> str:
         return self._file.tensors[self._stored[name]].type
+
+    def release(self) -> None:
+        self._file.release()
 
     @cached_property
     def _rotated(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights
+from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights, release_pages
 from eyas.errors import CheckpointError, UnsupportedModelError
 
 _MAX_HEADER = 100_000_000  # the limit that the safetensors format itself sets
@@ -191,56 +191,68 @@ class SafetensorsFile(Weights):
         data = np.frombuffer(self._map, np.uint8, nbytes, offset)
         return RawTensor(kind, shape, data.reshape(rows, -1) if nbytes else data.reshape(rows, 0))
 
+    def release(self) -> None:
+        release_pages(self._map)
+
 
 class TorchFile(Weights):
     """One pytorch_model.bin, read by torch with ``weights_only=True``: no code in the file is run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        try:
-            import torch
-        except ImportError:
-            raise CheckpointError(
-                f"{self.path}: reading a .bin file needs PyTorch (pip install 'eyas[torch]'); .safetensors does not"
-            ) from None
-        try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except Exception as error:  # zip, pickle and torch errors share no base
-            raise CheckpointError(f"{self.path}: cannot be read as a weights-only torch file: {error}") from None
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{self.path}: holds a {type(state).__name__}, not a dictionary of tensors")
-        names = {
-            torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-            torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-            torch.bool: "BOOL",
-        }  # fmt: skip
-        self._tensors: dict[str, RawTensor] = {}
-        for key, value in state.items():
-            if not isinstance(value, torch.Tensor) or value.dtype not in names:
-                raise CheckpointError(
-                    f"{self.path}: key {key!r} is not a tensor of a known type: {type(value).__name__}"
-                )
-            shape = tuple(value.shape)
-            data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            rows = int(np.prod(shape[:-1], dtype=np.int64))
-            self._tensors[str(key)] = RawTensor(
-                names[value.dtype], shape, data.reshape(rows, -1) if data.size else data.reshape(rows, 0)
-            )
+        self._tensors = _torch_tensors(self.path)
+        self._extents = {name: (tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._extents)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._extents)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name].shape
+        return self._extents[name][1]
 
     def type(self, name: str) -> str:
-        return self._tensors[name].type
+        return self._extents[name][0]
 
     def raw(self, name: str) -> RawTensor:
+        if not self._tensors:
+            self._tensors = _torch_tensors(self.path)
         return self._tensors[name]
+
+    def release(self) -> None:
+        self._tensors = {}
+
+
+def _torch_tensors(path: Path) -> dict[str, RawTensor]:
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: reading a .bin file needs PyTorch (pip install 'eyas[torch]'); .safetensors does not"
+        ) from None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and torch errors share no base
+        raise CheckpointError(f"{path}: cannot be read as a weights-only torch file: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a dictionary of tensors")
+    names = {
+        torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+        torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+        torch.bool: "BOOL",
+    }  # fmt: skip
+    tensors: dict[str, RawTensor] = {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in names:
+            raise CheckpointError(f"{path}: key {key!r} is not a tensor of a known type: {type(value).__name__}")
+        shape = tuple(value.shape)
+        data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        tensors[str(key)] = RawTensor(
+            names[value.dtype], shape, data.reshape(rows, -1) if data.size else data.reshape(rows, 0)
+        )
+    return tensors
 
 
 class ShardedWeights(Weights):
@@ -280,6 +292,10 @@ class ShardedWeights(Weights):
 
     def raw(self, name: str) -> RawTensor:
         return self._file(name).raw(name)
+
+    def release(self) -> None:
+        for file in self._open.values():
+            file.release()
 
 
 def open_file(path: str | Path) -> Weights:

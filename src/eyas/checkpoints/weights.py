@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -106,6 +107,11 @@ class Weights(Mapping[str, NDArray[Any]], ABC):
     def type(self, name: str) -> str:
         """Storage type, without reading the values: "F32", "BF16", "Q4_1", ..."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Give back the memory that reading has filled. Arrays handed out stay valid, and later reads work: what is
+        needed again comes from the file."""
+
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
@@ -126,6 +132,12 @@ class Weights(Mapping[str, NDArray[Any]], ABC):
         """Bytes the tensor takes in the file."""
         values, size = BLOCK_SIZES[self.type(name)]
         return int(np.prod(self.shape(name), dtype=np.int64)) // values * size
+
+
+def release_pages(map_: mmap.mmap) -> None:
+    """Drop a read-only file mapping's pages from this process; they come back when touched."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        map_.madvise(mmap.MADV_DONTNEED)
 
 
 def _scales(blocks: Bytes, start: int) -> Floats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -52,12 +51,13 @@ def gather(model: ModelOptions, load: bool) -> dict[str, dict[str, Any]]:
     from eyas.environment import commit, machine, versions
     from eyas.fetch import cached_model
     from eyas.loading import DEFAULT_HEAD
+    from eyas.memory import available_bytes, resident_bytes
     from eyas.models import DEFAULT_NAMES
 
     is_default = model.target is None or model.target.lower() in DEFAULT_NAMES
     facts: dict[str, dict[str, Any]] = {
         "versions": {**versions(), "commit": commit()},
-        "machine": machine(),
+        "machine": {**machine(), "available_memory_bytes": available_bytes()},
         "native engine": {
             "available": native.available(),
             "reason": native.reason() or None,
@@ -77,7 +77,9 @@ def gather(model: ModelOptions, load: bool) -> dict[str, dict[str, Any]]:
             "engine": info.engine,
             "dtype": info.dtype,
             "weight_bytes": getattr(target, "weight_bytes", None),
+            "cache_token_bytes": getattr(target, "cache_token_bytes", None),
             "memory_bytes": None if before is None or after is None else after - before,
+            "resident_bytes": after,
         }
     return facts
 
@@ -99,14 +101,3 @@ def describe(model: ModelOptions) -> dict[str, Any]:
         "chat_template": source.chat_template is not None,
         "fingerprint": source.fingerprint(),
     }
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM; None where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    import resource
-
-    return pages * resource.getpagesize()

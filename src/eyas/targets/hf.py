@@ -7,6 +7,7 @@ No modelling code is copied: a pass calls the model's own forward with a cache t
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.memory import available_bytes, require_memory
 from eyas.models import ModelSource
 from eyas.targets.base import TargetCache, TargetInfo, TargetOutput, feature_layers
 from eyas.targets.hf_cache import CachePool, PooledCache, PoolPass
@@ -291,6 +293,7 @@ def load_hf(
         UnsupportedModelError: a model whose cache cannot hold a tree.
         CheckpointError: weights that are missing or do not fit.
         InvalidInputError: an unknown dtype, or a device that is not there.
+        NotEnoughMemoryError: before anything is loaded, on the CPU.
     """
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
@@ -307,6 +310,8 @@ def load_hf(
         torch.set_num_threads(threads)
     config = _config(source)
     check_supported(config, source.name)
+    if place.type == "cpu":
+        _require_memory(source, dtype)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     options: dict[str, Any] = {
         "config": config,
@@ -331,6 +336,15 @@ def load_hf(
     return HFTarget(
         model.to(place).eval(), source.name, eos_token_ids=source.eos_token_ids, feature_levels=feature_levels
     )
+
+
+def _require_memory(source: ModelSource, dtype: str) -> None:
+    values = sum(math.prod(source.tensors.shape(name)) for name in source.tensors)
+    parts = {"weights": values * DTYPES[dtype].itemsize}
+    if source.format == "gguf":
+        parts["loading"] = values * 4  # dequantised before transformers takes them over
+    advice = "" if dtype == "bfloat16" else "--dtype bfloat16 takes half of it, --engine native with int8 or q4 less"
+    require_memory(f"{source.name} as {dtype}", parts, available_bytes(), advice)
 
 
 def check_supported(config: PretrainedConfig, name: str) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eyas import native
-from eyas.errors import ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.errors import ContextLengthError, InvalidInputError, NotEnoughMemoryError, UnsupportedModelError
 from eyas.native.config import StoredWeights, core_config, weight_type
+from eyas.native.memory import check_memory
 from eyas.targets.base import TargetCache, TargetInfo, TargetOutput, feature_layers
 from eyas.tree import DraftTree, Floats, Ints
 
@@ -122,19 +123,29 @@ class NativeTarget:
         Raises:
             UnsupportedModelError: the engine lacks a feature of the model, or is not built here.
             InvalidInputError: an unknown dtype, weights that do not fit the config.
+            NotEnoughMemoryError: before anything is packed.
         """
+        if not native.available():
+            raise UnsupportedModelError(native.reason())
         kind = weight_type(dtype)
-        return cls.from_weights(
-            source.config,
-            StoredWeights(source.tensors),
-            name=source.name,
-            eos_token_ids=source.eos_token_ids,
-            dtype=kind,
-            threads=threads,
-            feature_levels=feature_levels,
-            kernels=kernels,
-            pool=pool,
-        )
+        try:
+            check_memory(source.name, core_config(source.config), source.tensors, kind, kernels)
+        except ValueError as error:
+            raise InvalidInputError(f"{source.name}: {error}") from None
+        try:
+            return cls.from_weights(
+                source.config,
+                StoredWeights(source.tensors),
+                name=source.name,
+                eos_token_ids=source.eos_token_ids,
+                dtype=kind,
+                threads=threads,
+                feature_levels=feature_levels,
+                kernels=kernels,
+                pool=pool,
+            )
+        finally:
+            source.tensors.release()
 
     @classmethod
     def from_weights(
@@ -163,6 +174,8 @@ class NativeTarget:
             core = native.core().Model.load(numbers, weights, kind, pool, inputs, kernels)
         except ValueError as error:
             raise InvalidInputError(f"{name}: {error}") from None
+        except MemoryError:
+            raise NotEnoughMemoryError(f"{name}: memory ran out while its weights were packed as {kind}") from None
         info = TargetInfo(
             name=name,
             vocab_size=numbers["vocab_size"],
@@ -184,6 +197,12 @@ class NativeTarget:
     def weight_bytes(self) -> int:
         """Bytes of the packed weights; one pass reads them once (of a separate embedding table, its rows)."""
         size: int = self.core.weight_bytes
+        return size
+
+    @property
+    def cache_token_bytes(self) -> int:
+        """Bytes of K and V per token of context."""
+        size: int = self.core.cache_token_bytes
         return size
 
     def new_cache(self, capacity: int | None = None) -> NativeCache:
@@ -237,6 +256,11 @@ class NativeTarget:
             )
         except ValueError as error:
             raise InvalidInputError(str(error)) from None
+        except MemoryError:
+            lengths = ", ".join(str(cache.length) for cache in caches)
+            raise NotEnoughMemoryError(
+                f"memory ran out in a pass over {len(tokens)} tokens after {lengths} in the cache"
+            ) from None
         return result
 
 

@@ -6,7 +6,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -45,6 +47,13 @@ Type parse_type(const std::string& name) {
   throw std::invalid_argument("unknown weight type '" + name + "'; there are float32, bfloat16, int8 and q4");
 }
 
+Type parse_block_type(const std::string& name) {
+  if (name == "Q8_0") return Type::q8_0;
+  if (name == "Q4_1") return Type::q4_1;
+  if (name == "Q4_0") return Type::q4_0;
+  throw std::invalid_argument("block type " + name + "; supported: Q4_0, Q4_1, Q8_0");
+}
+
 // A weight in the mapping: a float32 or uint16 (bf16) array of one or two dimensions, or GGUF blocks as a tuple
 // (type name, uint8 array [rows, bytes], columns).
 struct Held {
@@ -66,11 +75,12 @@ class Weights {
     Source source{};
     if (nb::isinstance<nb::tuple>(held.keep)) {
       nb::tuple parts = nb::cast<nb::tuple>(held.keep);
-      std::string type = nb::cast<std::string>(parts[0]);
       source.kind = Source::blocks;
-      source.type = type == "Q8_0" ? Type::q8_0 : type == "Q4_1" ? Type::q4_1 : Type::q4_0;
-      if (type != "Q8_0" && type != "Q4_1" && type != "Q4_0")
-        throw std::invalid_argument("weight '" + name + "' has block type " + type + "; supported: Q4_0, Q4_1, Q8_0");
+      try {
+        source.type = parse_block_type(nb::cast<std::string>(parts[0]));
+      } catch (const std::invalid_argument& error) {
+        throw std::invalid_argument("weight '" + name + "' has " + error.what());
+      }
       array = parts[1];
       source.cols = nb::cast<int>(parts[2]);
     }
@@ -440,6 +450,14 @@ NB_MODULE(_core, m) {
     int n = list_kernels(names, 8);
     return std::vector<std::string>(names, names + n);
   }, "Kernel sets this processor can run, best first.");
+
+  m.def("packed_bytes", [](const std::string& type, int64_t rows, int64_t cols, const std::string& kernels) {
+    if (std::min(rows, cols) < 0 || std::max(rows, cols) > std::numeric_limits<int>::max() / 2)
+      throw std::invalid_argument("a matrix of " + std::to_string(rows) + " by " + std::to_string(cols) + " is too large");
+    const Type packed = type[0] == 'Q' ? parse_block_type(type) : parse_type(type);
+    return Linear::packed_bytes(kernels_named(kernels), packed, int(rows), int(cols));
+  }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("kernels") = "",
+     "Bytes of one matrix in a weight type of the engine or a GGUF block type.");
 
   m.def("read_bandwidth", &read_bandwidth, nb::arg("pool"), nb::arg("megabytes") = 256, nb::arg("repeats") = 5,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second read by all threads of the pool.");

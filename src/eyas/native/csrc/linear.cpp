@@ -86,7 +86,7 @@ Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vect
   }
   for (Job& job : jobs) {
     job.offset = bytes_;
-    bytes_ += (job.format->panel_bytes(k_) + 63) / 64 * 64;
+    bytes_ += panel_bytes(*job.format, k_);
     if (job.format->plain != jobs[0].format->plain)
       throw std::invalid_argument("stacked matrices must be all quantised or all not");
   }

@@ -32,6 +32,11 @@ struct Panel {
 // `keep_blocks`, else they become `type` like everything.
 class Linear {
  public:
+  // Of one matrix on its own.
+  static size_t packed_bytes(const Kernels& kernels, Type type, int rows, int cols) {
+    return panel_bytes(*kernels.format(type), cols) * size_t(round_up(rows, kernels.panel_cols) / kernels.panel_cols);
+  }
+
   Linear() = default;
   Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vector<Source>& sources, Type type,
          bool keep_blocks, bool interleave = false);
@@ -49,6 +54,8 @@ class Linear {
   void unpack(int output, float* out) const { panels_[output / cols_].format->unpack(panels_[output / cols_].data, output % cols_, k_, out); }
 
  private:
+  static size_t panel_bytes(const Format& format, int k) { return (format.panel_bytes(k) + 63) / 64 * 64; }
+
   int k_ = 0, cols_ = 0;
   std::vector<Panel> panels_;
   size_t bytes_ = 0;
