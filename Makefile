@@ -10,12 +10,14 @@ PYTHON ?= python3
 #   make test TORCH="torch==2.13.0 --index-url URL"
 TORCH ?= torch==2.13.0
 
+FUZZ_SECONDS ?= 60
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 NATIVE := $(wildcard CMakeLists.txt src/eyas/native/csrc/*)
 
-.PHONY: demo test lint types pytest format clean
+.PHONY: demo test lint types pytest format sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/eyas pull
@@ -44,6 +46,16 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[torch,plots,dev]'
 	touch $@
+
+# The native engine's tests on builds with address, undefined-behaviour and thread sanitizers; minutes.
+sanitize: $(STAMP)
+	$(BIN)/python -m pip install --quiet cmake nanobind
+	.ci/sanitize $(BIN)/python
+
+# Damaged model files, read for FUZZ_SECONDS; guided by coverage where atheris can be installed.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet atheris || echo "without atheris: damage by chance"
+	cd tests && ../$(BIN)/python fuzz_readers.py --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.checkpoints.weights import BLOCK_SIZES, Bytes, RawTensor, Weights, release_pages
+from eyas.checkpoints.weights import BLOCK_SIZES, MAX_COUNT, Bytes, RawTensor, Weights, release_pages
 from eyas.errors import CheckpointError, UnsupportedModelError
 
 T = TypeVar("T")
@@ -252,7 +252,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
     def count(key: str, default: int | None = None) -> int:
         value = file.get(f"{arch}.{key}", int, default)
-        if value is None or value <= 0:
+        if value is None or not 0 < value <= MAX_COUNT:
             raise CheckpointError(f"{file.path}: metadata {arch}.{key} should be a positive integer, found {value!r}")
         return value
 

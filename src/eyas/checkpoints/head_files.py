@@ -164,7 +164,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file.parent} has no config.json, which a draft head needs") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file} must hold a JSON object")

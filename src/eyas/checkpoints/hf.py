@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights, release_pages
+from eyas.checkpoints.weights import BLOCK_SIZES, MAX_COUNT, RawTensor, Weights, release_pages
 from eyas.errors import CheckpointError, UnsupportedModelError
 
 _MAX_HEADER = 100_000_000  # the limit that the safetensors format itself sets
@@ -54,6 +55,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     Both spellings of the RoPE settings (``rope_theta``/``rope_scaling``, and transformers 5's ``rope_parameters``)
     become the first, with ``rope_scaling`` None where nothing is scaled; ``head_dim`` and ``num_key_value_heads`` are
     always there; for llama, mistral, qwen2 and qwen3 so is everything an engine needs.
+
+    Raises:
+        CheckpointError: no JSON object, or for those families a number that is missing or impossible.
     """
     config = read_json(directory / "config.json")
     rope = config.pop("rope_parameters", None)
@@ -80,7 +84,27 @@ def read_config(directory: Path) -> dict[str, Any]:
             config["num_key_value_heads"] = heads
         if config.get("head_dim") is None:
             config["head_dim"] = hidden // heads
+    if family in _FAMILY_DEFAULTS:
+        _check_numbers(config, directory / "config.json")
     return config
+
+
+_COUNTS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+
+def _check_numbers(config: dict[str, Any], path: Path) -> None:
+    for key in _COUNTS:
+        if type(value := config.get(key)) is not int or not 0 < value <= MAX_COUNT:
+            raise CheckpointError(f"{path}: {key} should be a positive integer, found {value!r:.60}")
+    for key in ("rope_theta", "rms_norm_eps"):
+        value = config[key]
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise CheckpointError(f"{path}: {key} should be a positive number, found {value!r:.60}")
+    if not isinstance(config["rope_scaling"], dict | None):
+        raise CheckpointError(f"{path}: rope_scaling should be an object, found {config['rope_scaling']!r:.60}")
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from eyas.tree import Floats
 
 Bytes = NDArray[np.uint8]
 
+MAX_COUNT = 2**31 - 1
+"""Of layers, heads, rows, positions: what engines count in 32 bits."""
+
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
     # type: (values per block, bytes per block)
     "F64": (1, 8),
@@ -84,7 +87,8 @@ class RawTensor:
         if self.type == "BF16":
             return (self.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
         if self.type in _PLAIN:
-            return self.array().astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self.array().astype(np.float32)
         return dequantise(self.type, self.data).reshape(self.shape)
 
 
@@ -175,22 +179,27 @@ _CHUNK = 4096  # blocks: 512 KiB of float32, which stays in the second-level cac
 def dequantise(type_name: str, data: Bytes) -> Floats:
     """Blocks to numbers: ``data`` [rows, bytes per row] uint8 -> [rows, values per row] float32.
 
-    The three common types are done here, the others by the ``gguf`` package.
+    The three common types are done here, the others by the ``gguf`` package. Scales that are not finite give what they
+    give, without a warning.
     """
     values, size = BLOCK_SIZES[type_name]
     blocks = np.ascontiguousarray(data).reshape(-1, size)  # [n, bytes per block]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _values(type_name, blocks, values).reshape(len(data), -1)
+
+
+def _values(type_name: str, blocks: Bytes, values: int) -> Floats:
     if (ours := _OURS.get(type_name)) is not None:
         out = np.empty((len(blocks), values), np.float32)
         for start in range(0, len(blocks), _CHUNK):
             ours(blocks[start : start + _CHUNK], out[start : start + _CHUNK])
-    else:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        return out
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
 
-        try:
-            out = dequantize(blocks, GGMLQuantizationType[type_name])
-        except (KeyError, NotImplementedError):
-            raise UnsupportedModelError(
-                f"weights of type {type_name} cannot be read; float types, Q4_0, Q4_1, Q5, Q8_0 and K-quants can"
-            ) from None
-    return out.reshape(len(data), -1)
+    try:
+        return dequantize(blocks, GGMLQuantizationType[type_name])
+    except (KeyError, NotImplementedError):
+        raise UnsupportedModelError(
+            f"weights of type {type_name} cannot be read; float types, Q4_0, Q4_1, Q5, Q8_0 and K-quants can"
+        ) from None
