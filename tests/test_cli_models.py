@@ -11,6 +11,7 @@ import pytest
 
 from eyas import native
 from eyas.cli import main
+from eyas.models import load_source
 from support.table_cli import VOCAB, table_tokenizer
 from support.tiny import tiny_llama
 
@@ -183,6 +184,41 @@ def test_profile_measures_what_it_promises(capsys: pytest.CaptureFixture[str], m
     weights = result["weights"]["float32"]
     assert {"bytes", "forward_ms", "limit_ms", "draft_level_ms", "prefill_tokens_s"} <= set(weights)
     assert all(milliseconds > 0 for milliseconds in weights["forward_ms"].values())
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason())
+def test_perplexity_agrees_with_transformers(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{9 + i * i % 23}" for i in range(150)))
+    ids = load_source(str(model)).tokenizer.encode(text.read_text())[:130]
+    twin = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    losses = []
+    for part in (ids[:100], ids[100:]):
+        with torch.inference_mode():
+            logits = twin(torch.tensor([part])).logits[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(part[1:]), reduction="none"))
+    expected = float(torch.cat(losses).mean().exp())
+
+    options = ("--target", str(model), "--tokens", "130", "--window", "100", "--threads", "1", "--json")
+    result = run_json(capsys, "perplexity", str(text), *options)
+    assert (result["tokens"], result["predicted"], result["compared"]) == (130, 128, 130)
+    assert result["reference"]["perplexity"] == pytest.approx(expected, rel=1e-5)
+    types = result["types"]
+    assert list(types) == ["float32", "bfloat16", "int8", "q4"]
+    assert types["float32"]["perplexity"] == pytest.approx(expected, rel=1e-5)
+    assert types["float32"]["logits_error"] < 1e-5 < types["bfloat16"]["logits_error"] < 0.1
+    assert types["bfloat16"]["perplexity"] == pytest.approx(expected, rel=0.1)
+    assert types["float32"]["same_argmax"] == 1 and 0 < types["int8"]["kl_divergence"] < 0.1
+
+    alone = run_json(capsys, "perplexity", str(text), *options, "--no-reference", "--dtype", "float32")
+    assert alone["types"]["float32"]["perplexity"] == types["float32"]["perplexity"]
+    assert alone["reference"]["perplexity"] is alone["types"]["float32"]["logits_error"] is None
+    assert code("perplexity", str(text), "--target", str(model), "--window", "999") == 2
+    assert code("perplexity", str(tmp_path / "none.txt"), "--target", str(model)) == 2
+    assert "window of 999 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.slow

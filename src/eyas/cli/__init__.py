@@ -15,6 +15,7 @@ from eyas.cli.export import export_command
 from eyas.cli.generate import generate_command
 from eyas.cli.inspect import inspect_command
 from eyas.cli.models import info_command, pull_command
+from eyas.cli.perplexity import perplexity_command
 from eyas.cli.profile import profile_command
 from eyas.cli.train import train_command
 from eyas.cli.tune import tune_command
@@ -39,6 +40,7 @@ app.command("pull")(pull_command)
 app.command("info")(info_command)
 app.command("tune")(tune_command)
 app.command("profile")(profile_command)
+app.command("perplexity")(perplexity_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
 

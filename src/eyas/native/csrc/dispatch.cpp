@@ -1,5 +1,10 @@
 #include <cstring>
 
+#ifdef EYAS_NEON
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include "kernels.h"
 
 namespace eyas {
@@ -12,6 +17,7 @@ extern const Kernels kAvx512DotKernels;
 #endif
 #ifdef EYAS_NEON
 extern const Kernels kNeonKernels;
+extern const Kernels kNeonDotKernels;
 #endif
 
 namespace {
@@ -35,6 +41,7 @@ int runnable(const Kernels** sets) {  // best first
   if (avx2) sets[n++] = &kAvx2Kernels;
 #endif
 #ifdef EYAS_NEON
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) sets[n++] = &kNeonDotKernels;
   sets[n++] = &kNeonKernels;
 #endif
   sets[n++] = &kPortableKernels;

@@ -1,0 +1,8 @@
+#include "vec_neon.h"
+// The vocabulary comes first.
+#include "kernels.inl"
+
+namespace eyas {
+extern const Kernels kNeonKernels;
+const Kernels kNeonKernels = {"neon", P, format_of, rms_norm, swiglu, attend, log_sum_exp, sum_floats, burn_flops};
+}  // namespace eyas
