@@ -107,7 +107,7 @@ def _logits(target: Target, ids: Sequence[int]) -> Iterator[Floats]:
     """[V] after each token."""
     cache = target.new_cache(len(ids))
     for start in range(0, len(ids), ROWS):
-        chunk = ids[start : start + ROWS]
+        chunk = list(ids[start : start + ROWS])
         [output] = target.verify([(cache, DraftTree.chain(chunk))])
         yield from map(output.row, range(len(chunk)))
         cache.commit(range(len(chunk)))

@@ -172,16 +172,12 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    from safetensors import SafetensorError, deserialize, safe_open
+    from eyas.checkpoints.hf import SafetensorsFile
 
-    try:
-        with safe_open(file, framework="np") as opened:
-            metadata = dict(opened.metadata() or {})
-        entries = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    tensors = {name: StoredTensor(e["dtype"], tuple(e["shape"]), e["data"]) for name, e in entries}
-    return tensors, metadata
+    opened = SafetensorsFile(file)
+    raws = {name: opened.raw(name) for name in opened}
+    tensors = {name: StoredTensor(raw.type, raw.shape, raw.data.tobytes()) for name, raw in raws.items()}
+    return tensors, opened.metadata
 
 
 def _read_bin(file: Path) -> dict[str, StoredTensor]:

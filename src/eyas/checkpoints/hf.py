@@ -172,9 +172,12 @@ class SafetensorsFile(Weights):
             )
         try:
             header = json.loads(self._map[8 : 8 + length])
-            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            metadata = header.pop("__metadata__", {})
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: header at byte 8 is not a JSON object: {error}") from None
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise CheckpointError(f"{self.path}: __metadata__ in the header at byte 8 is not an object of strings")
+        self.metadata: dict[str, str] = metadata
         self._entries = {name: self._check(name, entry, 8 + length, size) for name, entry in header.items()}
 
     def _check(self, name: str, entry: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int, int]:
