@@ -57,7 +57,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     always there; for llama, mistral, qwen2 and qwen3 so is everything an engine needs.
 
     Raises:
-        CheckpointError: no JSON object, or for those families a number that is missing or impossible.
+        CheckpointError: no JSON object, or for those families an impossible number.
     """
     config = read_json(directory / "config.json")
     rope = config.pop("rope_parameters", None)
@@ -96,8 +96,8 @@ _COUNTS = (
 
 
 def _check_numbers(config: dict[str, Any], path: Path) -> None:
-    for key in _COUNTS:
-        if type(value := config.get(key)) is not int or not 0 < value <= MAX_COUNT:
+    for key in config.keys() & set(_COUNTS):
+        if type(value := config[key]) is not int or not 0 < value <= MAX_COUNT:
             raise CheckpointError(f"{path}: {key} should be a positive integer, found {value!r:.60}")
     for key in ("rope_theta", "rms_norm_eps"):
         value = config[key]

@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.checkpoints.weights import Weights
-from eyas.errors import InvalidInputError, UnsupportedModelError
+from eyas.errors import CheckpointError, InvalidInputError, UnsupportedModelError
 from eyas.heads.rope import rotary_frequencies
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 WEIGHT_TYPES = ("float32", "bfloat16", "int8", "q4")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
+
+_NEEDED = {
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+    "max_position_embeddings",
+}  # fmt: skip
 
 
 def weight_type(dtype: str) -> str:
@@ -35,6 +40,7 @@ def core_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         UnsupportedModelError: names the feature that this engine lacks.
+        CheckpointError: names the entries that the config lacks.
     """
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
@@ -47,6 +53,8 @@ def core_config(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedModelError("the native engine needs one rope_theta for all layers")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError("the native engine rotates whole attention heads (partial_rotary_factor is set)")
+    if missing := sorted(_NEEDED - config.keys()):
+        raise CheckpointError(f"the model's config lacks {', '.join(missing)}")
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     positions = config["max_position_embeddings"]
