@@ -203,7 +203,7 @@ def test_heads_that_do_not_fit_their_config_are_not_saved(tmp_path: Path) -> Non
 def test_a_trained_head_survives_bit_by_bit(tmp_path: Path) -> None:
     head = Eagle3Head(CONFIG)
     generator = torch.Generator().manual_seed(0)
-    initialise(head, torch.randn(5, 16, generator=generator), generator)
+    initialise(head, torch.randn(5, 16, generator=generator), torch.ones(16), generator)
     embeds, features = torch.randn(2, 6, 16, generator=generator), torch.randn(2, 6, 48, generator=generator)
     positions = torch.arange(6)[None]
     optimiser = torch.optim.SGD(head.parameters(), lr=0.1)

@@ -147,10 +147,11 @@ def test_pair_after_pair_through_the_cache_equals_one_pass() -> None:
 def test_start_values_pass_the_deepest_level_on_and_score_with_the_targets_rows() -> None:
     settings = config()
     rows = torch.randn(20, H, generator=torch.Generator().manual_seed(5))
+    norm = torch.rand(H, generator=torch.Generator().manual_seed(6)) + 0.5
     heads = []
     for _ in range(2):
         head = Eagle3Head(settings)
-        initialise(head, rows, torch.Generator().manual_seed(3))
+        initialise(head, rows, norm, torch.Generator().manual_seed(3))
         heads.append(head)
     for name, array in head_arrays(heads[0]).items():
         assert np.array_equal(array, head_arrays(heads[1])[name]), name
@@ -159,5 +160,5 @@ def test_start_values_pass_the_deepest_level_on_and_score_with_the_targets_rows(
         out = heads[0](embeds, heads[0].fuse(features), positions)
         deepest = features[..., -H:]
         assert (out - deepest).std() < 0.1
-        wanted = (deepest * torch.rsqrt(deepest.square().mean(-1, keepdim=True) + 1e-6)) @ rows.T
+        wanted = (norm * deepest * torch.rsqrt(deepest.square().mean(-1, keepdim=True) + 1e-6)) @ rows.T
         assert (heads[0].logits(out) - wanted).std() < 0.1 * wanted.std()

@@ -20,7 +20,7 @@ from eyas.heads.config import EagleConfig
 from eyas.heads.eagle import EagleHead, initialise
 from eyas.heads.layers import HeadCache
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.train.batches import Batch, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
+from eyas.train.batches import Batch, Places, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
 from eyas.train.evaluate import simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.recipes.eagle import EagleRecipe
@@ -42,9 +42,8 @@ PLAIN = TrainSettings(noise=0.0, regression_weight=1.0, distillation_weight=0.1)
 
 def weights(seed: int = 0) -> TargetWeights:
     generator = torch.Generator().manual_seed(seed)
-    return TargetWeights(
-        torch.randn(VOCAB, HIDDEN, generator=generator), torch.randn(VOCAB, HIDDEN, generator=generator)
-    )
+    embedding, lm_head = (torch.randn(VOCAB, HIDDEN, generator=generator) for _ in range(2))
+    return TargetWeights(embedding, lm_head, torch.ones(HIDDEN))
 
 
 def document(length: int, seed: int = 0, prompt: int = 3, index: int = 0) -> Document:
@@ -150,7 +149,8 @@ def test_six_tokens_by_hand() -> None:
 
 def visible(batch: Batch, step: int) -> list[str]:
     """Rows of the mask as strings: # seen, . not."""
-    mask = batch.step_mask(step)[0, 0]
+    every = Places(torch.arange(batch.tokens.shape[1])[None], torch.ones_like(batch.tokens, dtype=torch.bool))
+    mask = batch.step_mask(step, every if step > 1 else None)[0, 0]
     return ["".join("#" if value == 0 else "." for value in row) for row in mask.tolist()]
 
 
@@ -167,6 +167,21 @@ def test_step_masks_by_hand() -> None:
     ]
     third = visible(batch, 3)
     assert third[2] == "#.....|.#....|..#...".replace("|", "")
+
+
+def test_steps_after_the_first_are_taken_where_they_teach() -> None:
+    long_prompt, short_prompt = document(8, 1, prompt=6), document(5, 2, prompt=4)  # 7 pairs, 4 pairs
+    batch = make_batch([[long_prompt], [short_prompt]], 7)
+    assert (batch.weights > 0).int().tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0]]
+    two, three = batch.taught(2), batch.taught(3)
+    assert [row[use].tolist() for row, use in zip(two.index, two.used, strict=True)] == [[4, 5, 6], [2, 3]]
+    assert [row[use].tolist() for row, use in zip(three.index, three.used, strict=True)] == [[3, 4, 5, 6], [1, 2, 3]]
+    assert three.index.shape == (2, 4)
+    # Pair 5 in step 3: the true pairs 0..3, its predecessor's step 2, its own step 3; no filled-up place.
+    rows = ["".join("#" if value == 0 else "." for value in row) for row in batch.step_mask(3, three)[0, 0].tolist()]
+    assert rows[2] == "####...|.#..|..#.".replace("|", "")
+    second = batch.step_mask(3, three)[1, 0]
+    assert (second[:3, [10, 14]] == -torch.inf).all()
 
 
 def test_packing() -> None:
@@ -213,9 +228,10 @@ def test_packed_documents_never_see_each_other(unroll: int) -> None:
     assert (features.grad[0, 5:11] != 0).any()
 
 
-def test_unrolled_steps_compute_what_drafting_computes() -> None:
+@pytest.mark.parametrize("prompt", [3, 6])
+def test_unrolled_steps_compute_what_drafting_computes(prompt: int) -> None:
     """Step j of pair t equals a draft chain of j - 1 self-fed pairs after the true pairs up to t - j + 1."""
-    model, target, item = head(), weights(), document(8, 3)
+    model, target, item = head(), weights(), document(8, 3, prompt=prompt)
     batch = make_batch([[item]], 7)
     outputs: list[torch.Tensor] = []
 
@@ -229,14 +245,15 @@ def test_unrolled_steps_compute_what_drafting_computes() -> None:
     recorder.load_state_dict(model.state_dict())
     EagleRecipe().loss(recorder, batch, target.embedding, target.lm_head, replace(PLAIN, unroll=3))
     embeds, features = target.embedding[batch.tokens], batch.features
-    for t in range(2, 7):
+    places = batch.taught(3).index[0].tolist()
+    for t in range(prompt - 1, 7):
         cache = HeadCache(1)
         start = t - 1  # true pairs 0..t-2, then pairs t-1 and t fed with the head's own outputs
         with torch.no_grad():
             feature = model(embeds[:, :start], features[:, :start], torch.arange(start)[None], cache=cache)[:, -1:]
             for pair in (t - 1, t):
                 feature = model(embeds[:, pair : pair + 1], feature, torch.tensor([[pair]]), cache=cache)
-        torch.testing.assert_close(outputs[2][t], feature[0, 0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(outputs[2][places.index(t)], feature[0, 0], atol=1e-5, rtol=0)
 
 
 # Draft vocabulary

@@ -36,9 +36,8 @@ UNROLLED = TrainSettings(noise=0.0, unroll=3)
 
 def weights() -> TargetWeights:
     generator = torch.Generator().manual_seed(0)
-    return TargetWeights(
-        torch.randn(VOCAB, HIDDEN, generator=generator), torch.randn(VOCAB, HIDDEN, generator=generator)
-    )
+    embedding, lm_head = (torch.randn(VOCAB, HIDDEN, generator=generator) for _ in range(2))
+    return TargetWeights(embedding, lm_head, torch.ones(HIDDEN))
 
 
 def document(length: int, seed: int = 0, index: int = 0) -> Document:
@@ -58,7 +57,7 @@ def inner(item: Document) -> Document:
 
 def head(seed: int = 0) -> Eagle3Head:
     made = Eagle3Head(CONFIG)
-    initialise(made, weights().lm_head, torch.Generator().manual_seed(seed))
+    initialise(made, weights().lm_head, weights().norm, torch.Generator().manual_seed(seed))
     with torch.no_grad():  # attention that matters, or masks could not be tested
         for name in ("q_proj", "k_proj", "o_proj"):
             getattr(made.midlayer.self_attn, name).weight.mul_(60)

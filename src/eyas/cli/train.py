@@ -83,7 +83,7 @@ def train_command(
     board = TensorBoardLog(out / "tensorboard") if tensorboard else None
     trainer = Trainer(
         stores,
-        TargetWeights(embedding, lm_head),
+        TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy())),
         config,
         TrainSettings(**{**recipe_for(config).defaults, **given(options)}),
         out,

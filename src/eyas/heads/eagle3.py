@@ -71,18 +71,22 @@ class Eagle3Head(DraftHead):
 
 
 @torch.no_grad()
-def initialise(head: Eagle3Head, draft_lm_head: Tensor, generator: torch.Generator) -> None:
+def initialise(head: Eagle3Head, draft_lm_head: Tensor, norm: Tensor, generator: torch.Generator) -> None:
     """Start values near what the target itself computes.
 
     ``fc`` lets the deepest feature level through, the layer writes little to the residual stream (attention near
-    uniform, small output projections, as in ``eyas.heads.eagle.initialise``), and lm_head is the target's own.
+    uniform, small output projections, as in ``eyas.heads.eagle.initialise``), and final norm and lm_head are the
+    target's own.
 
     Args:
         draft_lm_head: [draft vocab, H] the target's rows of the draft vocabulary.
+        norm: [H] weight of the target's final norm.
     """
     hidden = head.config.hidden_size
     for name, parameter in head.named_parameters():
-        if name.endswith("norm.weight"):
+        if name == "norm.weight":
+            parameter.copy_(norm)
+        elif name.endswith("norm.weight"):
             parameter.fill_(1.0)
         elif name.endswith(".bias"):
             parameter.zero_()

@@ -41,24 +41,56 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
-    def step_mask(self, step: int) -> Tensor:
-        """[B, 1, S, step * S] additive mask of unrolled step ``step`` (1, 2, ...).
+    def taught(self, steps: int) -> Places:
+        """Where unrolled steps after the first have anything to do: the pairs whose weight, or that of one of the
+        ``steps - 2`` pairs after them, is above 0. Prompts are mostly left out."""
+        counted = self.weights > 0
+        wanted = counted.clone()
+        for ahead in range(1, steps - 1):
+            wanted[:, :-ahead] |= counted[:, ahead:]
+        size = max(int(wanted.sum(dim=1).max()), 1)
+        # A stable sort brings the wanted places to the front, in order.
+        order = wanted.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # [B, P]
+        return Places(order, wanted.gather(1, order))
+
+    def step_mask(self, step: int, places: Places | None = None) -> Tensor:
+        """Additive mask of unrolled step ``step``: [B, 1, S, S] in step 1, [B, 1, P, S + (step - 1) * P] after it.
 
         In step 1 pair t sees the pairs 0..t of its document. In step j its feature is the head's own, made j - 1
         predictions after the last true one, as at inference: of the true pairs (block 1 of the keys) it sees those
         up to t - j + 1, and of each later block i the one pair t - j + i on its own path.
+
+        Args:
+            places: of the P pairs per row that take the steps after the first; the later blocks hold only these.
         """
-        same = self.documents[:, :, None] == self.documents[:, None, :]  # [B, S, S]
-        size = self.tokens.shape[1]
-        behind = torch.arange(size, device=same.device)[:, None] - torch.arange(size, device=same.device)
-        blocks = [same & (behind >= step - 1)]
-        blocks += [same & (behind == step - i) for i in range(2, step + 1)]
+        every = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)  # [B, S]
+        asking = every if places is None else places.index
+        documents = self.documents.gather(1, asking)
+        same = documents[:, :, None] == self.documents[:, None, :]
+        behind = asking[:, :, None] - every[:, None, :]
         # A document's first pairs have no true pair that far back: in block 1 they see themselves, a row whose loss
         # does not count.
-        lost = self.positions < step - 1
-        blocks[0] = blocks[0] | (torch.eye(size, dtype=torch.bool, device=same.device) & lost[:, :, None])
+        lost = self.positions.gather(1, asking) < step - 1
+        blocks = [same & (behind >= step - 1) | (behind == 0) & lost[:, :, None]]
+        if places is not None:
+            same = (documents[:, :, None] == documents[:, None, :]) & places.used[:, None, :]
+            behind = asking[:, :, None] - asking[:, None, :]
+            blocks += [same & (behind == step - i) for i in range(2, step + 1)]
         seen = torch.cat(blocks, dim=-1)
         return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+@dataclass(frozen=True)
+class Places:
+    """P places of each row of a batch, ascending.
+
+    Attributes:
+        index: [B, P] int64.
+        used: [B, P] bool; the others, behind them, only fill up rows that have fewer.
+    """
+
+    index: Tensor
+    used: Tensor
 
 
 def pack(lengths: Sequence[int], row_size: int) -> list[list[int]]:

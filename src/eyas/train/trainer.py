@@ -38,10 +38,11 @@ HELD_OUT_EVERY = 40
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """What training needs of the target: its two big matrices [V, H], float32."""
+    """What training needs of the target, float32: its two big matrices [V, H], and its final norm's weight [H]."""
 
     embedding: Tensor
     lm_head: Tensor
+    norm: Tensor
 
 
 EpochPlan = tuple[list[tuple[int, int]], list[list[int]]]
@@ -122,7 +123,7 @@ class Trainer:
         scored = draft_rows(self.lm_head, d2t).contiguous()
         self.draft_lm_head = scored.bfloat16() if self._autocast else scored
         self.head: DraftHead = self.recipe.new_head(config)
-        self.recipe.initialise(self.head, scored.cpu(), torch.Generator().manual_seed(settings.seed))
+        self.recipe.initialise(self.head, scored.cpu(), target.norm, torch.Generator().manual_seed(settings.seed))
         self.head.to(self.device)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
         self.optimizer = torch.optim.AdamW(

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.drafters.base import Drafter
 from eyas.heads.config import HeadConfig
 from eyas.heads.layers import DraftHead, HeadCache
-from eyas.train.batches import Batch
+from eyas.train.batches import Batch, Places
 from eyas.train.settings import TrainSettings
 from eyas.tree import Ints
 
@@ -53,8 +53,8 @@ class Recipe(ABC, Generic[Config, Head]):
         """A head without sensible values."""
 
     @abstractmethod
-    def initialise(self, head: Head, draft_lm_head: Tensor, generator: torch.Generator) -> None:
-        """Give a new head its start values; ``draft_lm_head`` [draft vocab, H] are the target's scored rows."""
+    def initialise(self, head: Head, draft_lm_head: Tensor, norm: Tensor, generator: torch.Generator) -> None:
+        """Give a new head its start values, from the target's scored rows [draft vocab, H] and final norm [H]."""
 
     @abstractmethod
     def loss(
@@ -111,14 +111,33 @@ def unroll(
     """
     cache = UnrollCache(head.config.num_layers) if settings.unroll > 1 else None
     rows = batch.weights > 0  # [B, S]
-    for step in range(1, settings.unroll + 1):
-        out = head(embeds, hidden, batch.positions, batch.step_mask(step), cache)  # [B, S, H]
-        weights = batch.weights[rows] * (batch.positions[rows] >= step - 1)
-        yield UnrolledStep(settings.unroll_decay ** (step - 1), out[rows], weights)
-        # The output of pair t - 1 stands in for the true feature t.
-        hidden = torch.cat((hidden[:, :1], out[:, :-1]), dim=1)
+    out = head(embeds, hidden, batch.positions, batch.step_mask(1), cache)  # [B, S, H]
+    yield UnrolledStep(1.0, out[rows], batch.weights[rows])
+    if settings.unroll == 1:
+        return
+    places = batch.taught(settings.unroll)
+    embeds, positions = _at(embeds, places), batch.positions.gather(1, places.index)  # [B, P, H], [B, P]
+    weights = batch.weights.gather(1, places.index)
+    counted = (weights > 0) & places.used  # the same pairs as rows, in the same order
+    hidden = _at(_follow(hidden, out), places)
+    for step in range(2, settings.unroll + 1):
         if settings.detach:
             hidden = hidden.detach()
+        out = head(embeds, hidden, positions, batch.step_mask(step, places), cache)  # [B, P, H]
+        share = settings.unroll_decay ** (step - 1)
+        yield UnrolledStep(share, out[counted], weights[counted] * (positions[counted] >= step - 1))
+        hidden = _follow(hidden, out)
+
+
+def _follow(hidden: Tensor, out: Tensor) -> Tensor:
+    """The output of pair t - 1 stands in for the true feature t. Behind a gap the pair before is another's: such a
+    pair's own loss does not count, nor does any counted pair see it."""
+    return torch.cat((hidden[:, :1], out[:, :-1]), dim=1)
+
+
+def _at(values: Tensor, places: Places) -> Tensor:
+    """[B, S, H] -> [B, P, H]."""
+    return values.gather(1, places.index[:, :, None].expand(-1, -1, values.shape[2]))
 
 
 class UnrollCache(HeadCache):

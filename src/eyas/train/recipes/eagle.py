@@ -28,7 +28,7 @@ class EagleRecipe(Recipe[EagleConfig, EagleHead]):
     def new_head(self, config: EagleConfig) -> EagleHead:
         return EagleHead(config)
 
-    def initialise(self, head: EagleHead, draft_lm_head: Tensor, generator: torch.Generator) -> None:
+    def initialise(self, head: EagleHead, draft_lm_head: Tensor, norm: Tensor, generator: torch.Generator) -> None:
         initialise(head, generator)
 
     def loss(

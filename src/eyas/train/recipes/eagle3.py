@@ -31,8 +31,8 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
     def new_head(self, config: Eagle3Config) -> Eagle3Head:
         return Eagle3Head(config)
 
-    def initialise(self, head: Eagle3Head, draft_lm_head: Tensor, generator: torch.Generator) -> None:
-        initialise(head, draft_lm_head, generator)
+    def initialise(self, head: Eagle3Head, draft_lm_head: Tensor, norm: Tensor, generator: torch.Generator) -> None:
+        initialise(head, draft_lm_head, norm, generator)
 
     def loss(
         self,
