@@ -35,7 +35,7 @@ class Gate:
 
     costs: CostTable
     start: float = 1.0
-    allowance: float = 0.02
+    allowance: float = 0.03
     limit: float = 4.0
 
     def __post_init__(self) -> None:
