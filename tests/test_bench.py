@@ -11,9 +11,10 @@ import pytest
 
 from eyas.bench.intervals import acceptance_length_interval, speedup_interval
 from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, method_plan, parse_methods
-from eyas.bench.plots import inline_plots, write_plots
+from eyas.bench.plots import comparison_plots, draw, run_plots, write_svgs
 from eyas.bench.questions import Question, load_questions
-from eyas.bench.report import load_results, tables, to_html, to_markdown
+from eyas.bench.report import sections, to_html, to_markdown
+from eyas.bench.results import joined, load_runs, suite
 from eyas.bench.run import Bench, BenchSettings, write_json
 from eyas.bench.summary import question_speedups, summarise
 from eyas.drafters.grafted import GraftedDrafter
@@ -129,10 +130,31 @@ def test_methods_have_their_policies() -> None:
     assert set(ABLATIONS) < set(METHODS)
 
 
-@pytest.mark.parametrize("names", ["", "none,nothing", "none,none", ",", "none+graft", "dynamic+x"])
+def test_methods_may_have_a_budget_of_their_own() -> None:
+    loaded, drafter = load_table()
+    planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter)
+    assert method_plan("dynamic@20", planner).policy == DynamicPolicy(3, 3, 20)
+    assert method_plan("static@4", planner).policy.num_draft_tokens == 4
+    assert method_plan("dynamic-no-value@20", planner).policy == DynamicPolicy(3, 3, 20, value=False)
+    grafted = method_plan("dynamic@20+graft", planner)
+    assert isinstance(grafted.drafter, GraftedDrafter) and grafted.policy.num_draft_tokens == 20
+    for name in ("dynamic@0", "dynamic@9999"):
+        with pytest.raises(InvalidInputError, match="num_draft_tokens must be"):
+            parse_methods(name)
+
+
+@pytest.mark.parametrize(
+    "names", ["", "none,nothing", "none,none", ",", "none+graft", "dynamic+x", "none@4", "dynamic@", "dynamic@x", "@3"]
+)
 def test_bad_method_lists(names: str) -> None:
     with pytest.raises(InvalidInputError, match="method"):
         parse_methods(names)
+
+
+@pytest.mark.parametrize("name", ["none+graft", "none@4", "dynamic+x", "dynamic@", "dynamic@x", "dynamic@3@4", "@3"])
+def test_bad_variants(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="unknown method"):
+        parse_methods(name)
 
 
 # --- running ---------------------------------------------------------------------------------------------------
@@ -339,36 +361,29 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_markdown_report(tmp_path: Path) -> None:
-    data = results()
-    text = to_markdown(data, write_plots(data, tmp_path / "report.md"))
+    report = tmp_path / "report.md"
+    text = to_markdown(sections([results()], lambda data, plots: write_svgs(draw(data, plots), report)))
     assert "| dynamic | 3.00 | 20.0 % | 3.3 | 3.33x | 3.50x | 25.0 % | 3/3 |" in text
     assert "A <fast> one, 2 cores, 16 GiB" in text
     images = sorted(path.name for path in tmp_path.iterdir())
-    assert images == [f"report-{i}.svg" for i in range(1, 6)]
+    assert len(images) == 5
+    assert "report-acceptance-by-depth-t-0.svg" in images
     assert all(f"({image})" in text for image in images)
     assert "Interrupted" not in text
-    assert "Interrupted" in to_markdown(results(complete=False))
+    assert "Interrupted" in to_markdown(sections([results(complete=False)]))
 
 
 def test_html_report() -> None:
-    data = results()
-    page = to_html(data, inline_plots(data))
+    parts = sections([results()], draw)
+    page = to_html(parts)
     assert "A &lt;fast&gt; one" in page
     assert page.count("<figure><svg") == 5
-    assert page.count("<h2>") == len(list(tables(data))) + 5
+    assert page.count("<h3>") == sum(len(part.tables) for part in parts) + 5
 
 
 def test_plots_without_drafting_or_baseline() -> None:
-    assert list(inline_plots(results([ROWS[0]], methods=["none"]) | {"summary": one("none")})) == [
-        "Where a cycle's time goes"
-    ]
-    assert "Speed-up over plain decoding" not in inline_plots(
-        results([ROWS[1]], methods=["dynamic"]) | {"summary": one("dynamic")}
-    )
-
-
-def one(method: str) -> dict[str, Any]:
-    return summarise([row_ for row_ in ROWS if row_["method"] == method], [method], greedy=True)
+    assert list(run_plots(results([ROWS[0]], methods=["none"]))) == ["Where a cycle's time goes"]
+    assert "Speed-up over plain decoding" not in run_plots(results([ROWS[1]], methods=["dynamic"]))
 
 
 def test_results_files_are_checked(tmp_path: Path) -> None:
@@ -377,16 +392,97 @@ def test_results_files_are_checked(tmp_path: Path) -> None:
         ("{broken", CheckpointError),
         ("[]", CheckpointError),
         ('{"eyas_bench": 99}', CheckpointError),
+        ('{"eyas_suite": 1, "runs": [{}]}', CheckpointError),
+        ('{"eyas_suite": 1, "runs": []}', InvalidInputError),
         (json.dumps(results([])), InvalidInputError),
     ]
     for text, error in cases:
         path.write_text(text)
         with pytest.raises(error, match=r"r\.json"):
-            load_results(path)
+            load_runs(path)
     with pytest.raises(CheckpointError, match=r"none\.json"):
-        load_results(tmp_path / "none.json")
+        load_runs(tmp_path / "none.json")
     path.write_text(json.dumps(results()))
-    assert load_results(path)["rows"] == ROWS
+    assert load_runs(path)[0]["rows"] == ROWS
+
+
+def test_compressed_results_are_the_same(tmp_path: Path) -> None:
+    plain, small = tmp_path / "r.json", tmp_path / "r.json.gz"
+    for path in (plain, small):
+        write_json(path, results())
+    assert load_runs(plain) == load_runs(small)
+    assert small.stat().st_size < plain.stat().st_size / 2
+    small.write_bytes(small.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_runs(small)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------
+
+
+def run_of(methods: dict[str, int], temperature: float = 0.0, file: str = "f") -> dict[str, Any]:
+    """Two questions of 20 tokens by each method, in so many cycles of one second."""
+    rows = [row(name, i, 20, cycles, cycles, file=file) for name, cycles in methods.items() for i in (1, 2)]
+    made = results(rows, methods=list(methods))
+    made["settings"] = {**made["settings"], "temperature": temperature}
+    sizes = {name: {"num_draft_tokens": int((name + "@10").split("@")[1])} for name in methods if name != "none"}
+    return made | {"budgets": sizes, "summary": summarise(rows, list(methods), greedy=temperature == 0)}
+
+
+def lines(runs: Sequence[dict[str, Any]], title: str) -> dict[str, Sequence[str]]:
+    table = next(table for table in sections(runs)[0].tables if table.title.startswith(title))
+    assert all(len(line) == len(table.headings) for line in table.lines)
+    return {line[0]: line[1:] for line in table.lines}
+
+
+def test_ours_stands_beside_the_papers_means() -> None:
+    runs = [run_of({"none": 20, "static": 10, "dynamic": 8}), run_of({"none": 20, "dynamic": 10}, temperature=1.0)]
+    beside = lines(runs, "Beside the paper")
+    assert beside["table, here"] == ("2.00x / 2.00", "2.50x / 2.50", "-", "2.00x / 2.00")
+    assert beside["Vicuna-7B"] == ("2.78x / 3.79", "3.39x / 4.68", "2.18x / 3.20", "2.94x / 4.20")
+    assert len(beside) == 5
+    over = lines(runs, "Over EAGLE's static tree")
+    assert list(over) == ["dynamic, T=0"]
+    assert over["dynamic, T=0"] == (
+        *("1.25x", "1.25x to 1.25x", "1.25x", "1.25x to 1.25x"),
+        *("1.22x to 1.37x", "1.20x to 1.25x"),
+    )
+
+
+def test_ablation_has_the_papers_order() -> None:
+    cycles = {"none": 20, "dynamic": 5, "dynamic-no-value": 8, "dynamic-no-rerank": 8, "dynamic-neither": 10}
+    table = lines([run_of(cycles)], "Ablation")
+    assert [line[0] for line in table.values()] == ["2.00", "2.50", "2.50", "4.00"]
+    assert [line[-1] for line in table.values()] == ["2.81x", "-", "-", "3.62x"]
+
+
+def test_tau_against_m() -> None:
+    one = run_of({"none": 20, "dynamic": 10, "dynamic@20": 8, "static": 10})
+    assert lines([one], "Acceptance length (tau) against m") == {"10": ("2.00",), "20": ("2.50",)}
+    assert draw({"runs": [one]}, comparison_plots([one]))["Acceptance length against draft tokens"].startswith("<svg")
+    # runs of one temperature complete each other, others do not
+    runs = [run_of({"dynamic@5": 10}), run_of({"dynamic@9": 8}), run_of({"dynamic@7": 8}, temperature=1.0)]
+    assert lines(runs, "Acceptance length (tau) against m") == {"5": ("2.00",), "9": ("2.50",)}
+    assert not comparison_plots([run_of({"dynamic": 8, "static": 10})])
+
+
+def test_runs_over_different_files_can_be_joined() -> None:
+    halves = [run_of({"none": 20, "dynamic": 10}, file=name) for name in ("a", "b")]
+    whole = joined(halves)
+    assert list(whole["summary"]["files"]) == ["a", "b"]
+    assert whole["summary"]["total"]["dynamic"]["questions"] == 4
+    with pytest.raises(InvalidInputError, match="both asked a"):
+        joined([halves[0], halves[0]])
+    with pytest.raises(InvalidInputError, match="methods differ"):
+        joined([halves[0], run_of({"none": 20}, file="c")])
+
+
+def test_a_suite_is_read_as_its_runs(tmp_path: Path) -> None:
+    runs = [run_of({"none": 20, "dynamic": 10}), run_of({"none": 20, "dynamic": 10}, temperature=1.0)]
+    unfinished = run_of({"none": 20}) | {"rows": []}
+    write_json(tmp_path / "s.json", suite("paper", [*runs, unfinished], complete=False))
+    assert load_runs(tmp_path / "s.json") == runs
+    assert [part.title for part in sections([*runs, runs[1]])] == ["Comparisons", "T=0", "T=1 (1)", "T=1 (2)"]
 
 
 def test_settings_are_checked() -> None:

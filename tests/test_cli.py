@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from eyas.cli.interrupt import deferred_interrupt
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.generate import Session
 from eyas.loading import ENGINES
-from eyas.plan import CHOICES, DraftSettings
+from eyas.plan import CHOICES, MEASURED, DraftSettings
 from eyas.policies import POLICIES
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
@@ -376,6 +377,43 @@ def test_bench_writes_results_and_reports(eyas: Runner, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert eyas("bench", "--report", str(out)).out.startswith("# Eyas bench")
     assert eyas("bench", "--report", str(out), "--out", str(tmp_path / "r.pdf")).code == 2
+
+
+def test_the_papers_suite_in_one_file(eyas: Runner, tmp_path: Path) -> None:
+    from eyas.bench import paper
+
+    for name in paper.SETS:
+        questions(tmp_path, name)
+    out, page = tmp_path / "results.json.gz", tmp_path / "report.html"
+    methods = ",".join(name for name in paper.METHODS if name not in MEASURED)
+    options = ("bench", "--suite", "paper", "--data", str(tmp_path), "--limit", "1", "--max-tokens", "8")
+    ran = eyas(*options, "--methods", f"{methods},dynamic@3", "--out", str(out))
+    assert ran.code == 0
+    assert "T=0" in ran.out and "T=1" in ran.out
+    data = json.loads(gzip.decompress(out.read_bytes()))
+    assert (data["eyas_suite"], data["suite"], data["complete"]) == (1, "paper", True)
+    greedy, sampled = data["runs"]
+    assert [run["settings"]["temperature"] for run in data["runs"]] == [0, 1]
+    for run in data["runs"]:
+        assert run["eyas_bench"] == 1 and run["complete"] is True
+        assert len(run["rows"]) == 6 * 8
+        assert list(run["summary"]["files"]) == list(paper.SETS)
+        assert run["budgets"]["dynamic@3"]["num_draft_tokens"] == 3
+        assert "none" not in run["budgets"]
+    assert greedy["summary"]["total"]["dynamic-neither"]["identical"]["none"] == {"same": 6, "of": 6}
+    assert sampled["summary"]["total"]["dynamic"]["identical"]["none"] is None
+    assert eyas("bench", "--report", str(out), "--out", str(page)).code == 0
+    text = page.read_text()
+    for title in ("Beside the paper", "Ablation", "Acceptance length against draft tokens", "Speed-up by file"):
+        assert title in text
+
+
+def test_a_suite_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
+    common = ("bench", "--suite", "paper")
+    assert "lacks mt_bench.jsonl" in eyas(*common, "--data", str(tmp_path)).err
+    files = (*common, "--questions", str(questions(tmp_path)))
+    assert "--temperature" in eyas(*files, "--temperature", "0.5").err
+    assert "eyas tune" in eyas(*files).err  # sequoia and budgeted need a profile
 
 
 def test_bench_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:

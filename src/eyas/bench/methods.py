@@ -11,7 +11,7 @@ import numpy as np
 from eyas.completion import Completion, collect
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
-from eyas.plan import CHOICES, PLAIN, DraftPlan, Planner
+from eyas.plan import CHOICES, PLAIN, DraftPlan, DraftSettings, Planner
 from eyas.policies import DynamicPolicy
 from eyas.profile import GRAFT
 from eyas.sampling import SamplingParams
@@ -31,7 +31,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "dynamic-neither": {"value": False, "rerank": False},
 }
 METHODS = (BASELINE, *CHOICES, *ABLATIONS)
-"""Each but the baseline may have ``GRAFT`` behind its name."""
+"""Variants of them: see ``MethodName``."""
 
 Watch = Callable[[Step], bool]
 """Called with each step; True abandons the answer."""
@@ -80,8 +80,41 @@ class EyasMethod:
         return answer
 
 
+@dataclass(frozen=True)
+class MethodName:
+    """A method's name in parts: ``base``, ``base@m`` with its own num_draft_tokens, either with ``GRAFT`` behind it."""
+
+    base: str
+    num_draft_tokens: int | None = None
+    graft: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> MethodName:
+        """Take a name apart.
+
+        Raises:
+            InvalidInputError: no such method, or a budget that makes no sense.
+        """
+        stem = name.removesuffix(GRAFT)
+        base, at, budget = stem.partition("@")
+        if base not in METHODS or (at and not budget.isdecimal()) or (base == BASELINE and base != name):
+            raise InvalidInputError(
+                f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with "
+                f"num_draft_tokens of its own (dynamic@20) and with {GRAFT}"
+            )
+        if at:
+            DraftSettings(num_draft_tokens=int(budget))  # told before anything is loaded
+        return cls(base, int(budget) if at else None, stem != name)
+
+    @property
+    def policy(self) -> str:
+        """The plan it builds on, see ``eyas.plan.Planner``."""
+        policy = "dynamic" if self.base in ABLATIONS else self.base
+        return policy + GRAFT if self.graft else policy
+
+
 def parse_methods(names: str) -> list[str]:
-    """Names from a list like "none,chain,dynamic".
+    """Names from a list like "none,chain,dynamic,dynamic@20".
 
     Raises:
         InvalidInputError: an unknown or repeated name, or none at all.
@@ -90,24 +123,23 @@ def parse_methods(names: str) -> list[str]:
     if not chosen:
         raise InvalidInputError(f"no method given; choose from {', '.join(METHODS)}")
     for name in chosen:
-        if name not in METHODS and (name == BASELINE + GRAFT or name.removesuffix(GRAFT) not in METHODS):
-            raise InvalidInputError(
-                f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with {GRAFT}"
-            )
+        MethodName.parse(name)
         if chosen.count(name) > 1:
             raise InvalidInputError(f"method {name!r} is named twice")
     return chosen
 
 
 def method_plan(name: str, planner: Planner) -> DraftPlan:
-    """How a method drafts.
+    """How a method drafts; ``@m`` is the same as ``num_draft_tokens`` in the planner's settings.
 
     Raises:
-        InvalidInputError: a method that needs a profile where there is none.
+        InvalidInputError: a method that needs a profile where there is none, or a budget that makes no sense.
     """
-    base = name.removesuffix(GRAFT)
-    if base not in ABLATIONS:
-        return planner.plan(name)
-    plan = planner.plan("dynamic" + name[len(base) :])
+    method = MethodName.parse(name)
+    if method.num_draft_tokens is not None:
+        planner = replace(planner, settings=replace(planner.settings, num_draft_tokens=method.num_draft_tokens))
+    plan = planner.plan(method.policy)
+    if method.base not in ABLATIONS:
+        return plan
     assert isinstance(plan.policy, DynamicPolicy)
-    return replace(plan, name=name, policy=replace(plan.policy, **ABLATIONS[base]))
+    return replace(plan, name=name, policy=replace(plan.policy, **ABLATIONS[method.base]))

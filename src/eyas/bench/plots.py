@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eyas.bench import paper
+from eyas.bench.comparison import tau_by_budget
 from eyas.bench.intervals import Interval, acceptance_length_interval, speedup_interval
-from eyas.bench.methods import BASELINE, REFERENCE
+from eyas.bench.methods import ABLATIONS, BASELINE, REFERENCE
 from eyas.bench.summary import per_question
 from eyas.errors import InvalidInputError
 from eyas.metrics import PHASES
@@ -26,28 +29,15 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#9
 """Okabe and Ito's palette: told apart by colour-blind readers, too."""
 
 
-def write_plots(data: Mapping[str, Any], report: Path) -> dict[str, str]:
-    """Write each plot as SVG beside the report; title -> file name."""
-    return write_svgs(inline_plots(data), report)
-
-
 def write_svgs(svgs: Mapping[str, str], report: Path) -> dict[str, str]:
-    """Title -> SVG element as files beside ``report``; title -> file name."""
+    """Title -> SVG element as files beside ``report``, called after it and the title; title -> file name."""
     files: dict[str, str] = {}
-    for index, (title, svg) in enumerate(svgs.items(), 1):
-        path = report.with_name(f"{report.stem}-{index}.svg")
+    for title, svg in svgs.items():
+        name = "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+        path = report.with_name(f"{report.stem}-{name}.svg")
         path.write_text(svg, encoding="utf-8")
         files[title] = path.name
     return files
-
-
-def inline_plots(data: Mapping[str, Any]) -> dict[str, str]:
-    """Title -> SVG element, of those plots that the results have something for.
-
-    Raises:
-        InvalidInputError: matplotlib is not installed.
-    """
-    return draw(data, _plots(data))
 
 
 def draw(data: Mapping[str, Any], plots: Mapping[str, Plot], size: tuple[float, float] = (8, 3.4)) -> dict[str, str]:
@@ -78,10 +68,11 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _plots(data: Mapping[str, Any]) -> dict[str, Plot]:
+def run_plots(run: Mapping[str, Any]) -> dict[str, Plot]:
+    """Title -> plot, of those that a run has something for."""
     plots: dict[str, Plot] = {}
-    drafting = _drafting(data)
-    if drafting and BASELINE in data["methods"]:
+    drafting = _drafting(run)
+    if drafting and BASELINE in run["methods"]:
         plots["Speed-up over plain decoding"] = _speedups
     if drafting:
         plots["Acceptance length"] = _acceptance_lengths
@@ -92,8 +83,28 @@ def _plots(data: Mapping[str, Any]) -> dict[str, Plot]:
     return plots
 
 
+def comparison_plots(runs: Sequence[Mapping[str, Any]]) -> dict[str, Plot]:
+    """Title -> plot of ``{"runs": runs}``, of those that the runs have something for."""
+    return {"Acceptance length against draft tokens": _against_m} if tau_by_budget(runs) else {}
+
+
 def _drafting(data: Mapping[str, Any]) -> list[str]:
-    return [method for method in data["methods"] if method not in (BASELINE, REFERENCE)]
+    """The methods that are drawn: ablations and variants of one policy have tables and plots of their own."""
+    drafting = [method for method in data["methods"] if method not in (BASELINE, REFERENCE)]
+    whole = [method for method in drafting if "@" not in method and method not in ABLATIONS]
+    return whole or drafting
+
+
+def _against_m(axes: Axes, data: Mapping[str, Any]) -> None:
+    for index, (name, points) in enumerate(tau_by_budget(data["runs"]).items()):
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(list(points), [tau for tau, _ in points.values()], marker="o", color=colour, label=name)
+        for size, (_, ends) in points.items():
+            if ends is not None:
+                axes.vlines(size, *ends, color=colour, linewidth=1)
+    axes.set_xlabel("draft tokens (m)")
+    axes.set_ylabel("tokens per cycle (tau)")
+    axes.legend(frameon=False)
 
 
 def _speedups(axes: Axes, data: Mapping[str, Any]) -> None:
@@ -134,7 +145,7 @@ def _bars(
             if ends is not None:
                 axes.vlines(x, *ends, color="#222", linewidth=1)
     axes.set_xticks(range(len(files)), files)
-    axes.legend(frameon=False, ncols=len(methods), loc="upper left", bbox_to_anchor=(0, 1.15))
+    axes.legend(frameon=False, ncols=len(methods), loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _phases(axes: Axes, data: Mapping[str, Any]) -> None:
@@ -146,7 +157,7 @@ def _phases(axes: Axes, data: Mapping[str, Any]) -> None:
         axes.barh(names, milliseconds, left=start, color=COLOURS[index], label=phase, height=0.6)
         start += milliseconds
     axes.set_xlabel("milliseconds per cycle")
-    axes.legend(frameon=False, ncols=5, loc="upper left", bbox_to_anchor=(0, 1.15))
+    axes.legend(frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _depths(axes: Axes, data: Mapping[str, Any]) -> None:
@@ -175,6 +186,7 @@ def _calibration(axes: Axes, data: Mapping[str, Any]) -> None:
         asked = table[:, 0] > 0
         share = table[asked, 1] / table[asked, 0]
         axes.plot(centres[asked], share, marker=".", color=COLOURS[index % len(COLOURS)], label=method)
+    axes.plot(*zip(*paper.CALIBRATION, strict=True), "x", color="#222", label="the paper, Vicuna-7B")
     axes.plot([0, 1], [0, 1], color="#888", linewidth=0.8, linestyle="--")
     axes.set_xlabel("confidence")
     axes.set_ylabel("share accepted")

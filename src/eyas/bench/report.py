@@ -1,71 +1,72 @@
-"""Reports of a results file as Markdown or HTML. Reads JSON, never a model."""
+"""Reports of results as Markdown or HTML. Reads JSON, never a model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from eyas.bench.intervals import Interval, acceptance_length_interval, speedup_interval
+from eyas.bench.comparison import comparisons, labels
+from eyas.bench.intervals import acceptance_length_interval, speedup_interval
 from eyas.bench.methods import BASELINE, REFERENCE
-from eyas.bench.run import SCHEMA
+from eyas.bench.plots import Plot, comparison_plots, run_plots
+from eyas.bench.results import Run
 from eyas.bench.summary import per_question
-from eyas.bench.table import HEADINGS, number, row_of, times
-from eyas.errors import CheckpointError, InvalidInputError
+from eyas.bench.table import HEADINGS, Table, between, number, row_of, times
 from eyas.metrics import PHASES
-
-PAPER = (
-    ("Vicuna-13B", "2.95x / 3.82", "4.04x / 4.65", "2.39x / 3.39", "3.65x / 4.26"),
-    ("LLaMA2-Chat-13B", "3.09x / 3.89", "4.10x / 4.68", "2.64x / 3.53", "3.88x / 4.51"),
-    ("Vicuna-7B", "2.78x / 3.79", "3.39x / 4.68", "2.18x / 3.20", "2.94x / 4.20"),
-    ("LLaMA2-Chat-7B", "2.78x / 3.71", "3.43x / 4.64", "2.32x / 3.37", "3.15x / 4.41"),
-)
-"""The EAGLE-2 paper's means over six sets (arXiv 2406.16858), measured on GPUs with 48 to 60 draft tokens."""
 
 Plots = Mapping[str, str]
 """Title -> what the report puts there: a file name in Markdown, an SVG element in HTML."""
 
+Render = Callable[[Mapping[str, Any], Mapping[str, Plot]], Plots]
+"""Draws plots of some data."""
+
 
 @dataclass(frozen=True)
-class Table:
-    """A titled table; the first column is text, the others are numbers."""
+class Section:
+    """A part of a report."""
 
     title: str
-    headings: Sequence[str]
-    lines: Sequence[Sequence[str]]
+    facts: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    plots: Plots = field(default_factory=dict)
 
 
-def load_results(path: Path) -> dict[str, Any]:
-    """Read what ``eyas bench --out`` wrote.
+def sections(runs: Sequence[Run], render: Render = lambda data, plots: {}) -> list[Section]:
+    """What is found by comparing comes first, then each run by itself.
 
-    Raises:
-        CheckpointError: no such file, or something else in it.
-        InvalidInputError: a run that was interrupted before its first question was done.
+    Args:
+        runs: one at least.
+        render: how plots are drawn; without it there are none.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read the results {path}: {error}") from None
-    if not isinstance(data, dict) or data.get("eyas_bench") != SCHEMA:
-        raise CheckpointError(f"{path} is not a results file of this version; make one with eyas bench --out FILE")
-    if not data["rows"]:
-        raise InvalidInputError(f"{path} holds no answers: the run was interrupted before its first question was done")
-    return data
+    names = labels(runs)
+    parts = [
+        Section(
+            name,
+            list(facts(run)),
+            list(tables(run)),
+            render(run, {f"{title}, {name}": plot for title, plot in run_plots(run).items()}),
+        )
+        for name, run in zip(names, runs, strict=True)
+    ]
+    compared = list(comparisons(runs))
+    if compared:
+        parts.insert(0, Section("Comparisons", (), compared, render({"runs": runs}, comparison_plots(runs))))
+    return parts
 
 
-def to_markdown(data: Mapping[str, Any], plots: Plots | None = None) -> str:
-    """The report; ``plots`` are image files beside it."""
-    parts = ["# Eyas bench", "", *(f"- {fact}" for fact in facts(data)), ""]
-    for table in tables(data):
-        parts += [f"## {table.title}", "", _markdown_line(table.headings)]
-        parts.append(_markdown_line(["---", *["---:"] * (len(table.headings) - 1)]))
-        parts += [*map(_markdown_line, table.lines), ""]
-    for title, file in (plots or {}).items():
-        parts += [f"## {title}", "", f"![{title}]({file})", ""]
-    return "\n".join(parts)
+def to_markdown(parts: Sequence[Section]) -> str:
+    """The report; plots are image files beside it."""
+    lines = ["# Eyas bench", ""]
+    for part in parts:
+        lines += [f"## {part.title}", ""]
+        lines += [*(f"- {fact}" for fact in part.facts), *([""] if part.facts else [])]
+        for table in part.tables:
+            lines += [f"### {table.title}", "", *table.markdown(), ""]
+        for title, file in part.plots.items():
+            lines += [f"### {title}", "", f"![{title}]({file})", ""]
+    return "\n".join(lines)
 
 
 _PAGE = """\
@@ -73,7 +74,8 @@ _PAGE = """\
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>Eyas bench</title><style>
 :root{{color-scheme:light dark}}body{{margin:0;font:15px/1.5 system-ui,sans-serif}}
-main{{max-width:60rem;margin:auto;padding:1.5rem}}h1{{font-size:1.4rem}}h2{{font-size:1.05rem;margin-top:2rem}}
+main{{max-width:60rem;margin:auto;padding:1.5rem}}h1{{font-size:1.4rem}}h2{{font-size:1.2rem;margin-top:2.5rem}}
+h3{{font-size:1.05rem;margin-top:2rem}}
 .wide{{overflow-x:auto}}table{{border-collapse:collapse;font-variant-numeric:tabular-nums}}
 th,td{{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8884}}
 th:first-child,td:first-child{{text-align:left}}
@@ -84,49 +86,50 @@ figure{{margin:0;background:#fff;border-radius:8px;overflow:hidden}}figure svg{{
 """
 
 
-def to_html(data: Mapping[str, Any], plots: Plots | None = None) -> str:
-    """The report as one page that needs nothing from the network; ``plots`` are SVG elements."""
-    parts = ["<ul>", *(f"<li>{escape(fact)}</li>" for fact in facts(data)), "</ul>"]
-    for table in tables(data):
-        parts += [f"<h2>{escape(table.title)}</h2>", '<div class="wide"><table>', _html_line("th", table.headings)]
-        parts += [*(_html_line("td", line) for line in table.lines), "</table></div>"]
-    for title, svg in (plots or {}).items():
-        parts += [f"<h2>{escape(title)}</h2>", f"<figure>{svg}</figure>"]
-    return _PAGE.format(body="\n".join(parts))
+def to_html(parts: Sequence[Section]) -> str:
+    """The report as one page that needs nothing from the network; plots are SVG elements."""
+    lines: list[str] = []
+    for part in parts:
+        lines.append(f"<h2>{escape(part.title)}</h2>")
+        if part.facts:
+            lines += ["<ul>", *(f"<li>{escape(fact)}</li>" for fact in part.facts), "</ul>"]
+        for table in part.tables:
+            lines += [f"<h3>{escape(table.title)}</h3>", '<div class="wide"><table>', _html_line("th", table.headings)]
+            lines += [*(_html_line("td", line) for line in table.lines), "</table></div>"]
+        for title, svg in part.plots.items():
+            lines += [f"<h3>{escape(title)}</h3>", f"<figure>{svg}</figure>"]
+    return _PAGE.format(body="\n".join(lines))
 
 
-def facts(data: Mapping[str, Any]) -> Iterator[str]:
+def facts(run: Run) -> Iterator[str]:
     """What was measured, where and how."""
-    target, machine, settings = data["target"], data["machine"], data["settings"]
+    target, machine, settings = run["target"], run["machine"], run["settings"]
     memory = machine.get("memory_bytes")
     yield f"Target: {target['name']}, {target['engine']} engine, {target['dtype']}"
+    yield f"Drafter: {settings['draft']}"
     yield (
-        f"Drafting: head {settings['draft']}, num_steps {settings['num_steps']}, topk {settings['topk']}, "
-        f"num_draft_tokens {settings['num_draft_tokens']}"
-    )
-    yield (
-        f"Questions: {data['questions']}, at most {settings['max_tokens']} tokens, temperature "
+        f"Questions: {run['questions']}, at most {settings['max_tokens']} tokens, temperature "
         f"{settings['temperature']:g}, seed {settings['seed']}, repeats {settings['repeats']}"
     )
     yield f"Machine: {machine['cpu']}, {machine['cores']} cores" + (f", {memory / 2**30:.0f} GiB" if memory else "")
-    yield "Versions: " + ", ".join(f"{name} {version}" for name, version in data["versions"].items() if version)
-    yield f"Commit: {data['commit'] or 'not from a checkout'}"
-    yield f"Command: {data['command']}"
-    yield f"Started {data['started']}, took {data['seconds']:.0f} s"
-    if not data["complete"]:
+    yield "Versions: " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
+    yield f"Commit: {run['commit'] or 'not from a checkout'}"
+    yield f"Command: {run['command']}"
+    yield f"Started {run['started']}, took {run['seconds']:.0f} s"
+    if not run["complete"]:
         yield "Interrupted: only the questions that were done are counted"
-    if data["skipped"]:
-        yield f"Skipped: {len(data['skipped'])} questions that do not fit the context"
+    if run["skipped"]:
+        yield f"Skipped: {len(run['skipped'])} questions that do not fit the context"
 
 
-def tables(data: Mapping[str, Any]) -> Iterator[Table]:
-    """Every table of the report."""
-    total, files = data["summary"]["total"], data["summary"]["files"]
+def tables(run: Run) -> Iterator[Table]:
+    """Every table of a run by itself."""
+    total, files = run["summary"]["total"], run["summary"]["files"]
     yield Table("All files", HEADINGS, [row_of(method, numbers) for method, numbers in total.items()])
-    yield _intervals(data)
+    yield _intervals(run)
     if len(files) > 1:
-        yield _by_file("Acceptance length (tau) by file", data, lambda one: number(one["acceptance_length"], 2))
-        yield _by_file("Speed-up by file", data, lambda one: times(one["speedup"]["ratio_of_sums"]))
+        yield _by_file("Acceptance length (tau) by file", run, lambda one: number(one["acceptance_length"], 2))
+        yield _by_file("Speed-up by file", run, lambda one: times(one["speedup"]["ratio_of_sums"]))
         for file, methods in files.items():
             yield Table(file, HEADINGS, [row_of(method, numbers) for method, numbers in methods.items()])
     yield Table(
@@ -138,16 +141,20 @@ def tables(data: Mapping[str, Any]) -> Iterator[Table]:
             if one["cycles"]
         ],
     )
-    if "dynamic" in total:
-        yield Table(
-            "The paper's means, for orientation: speed-up / tau",
-            ("target", "EAGLE, T=0", "EAGLE-2, T=0", "EAGLE, T=1", "EAGLE-2, T=1"),
-            PAPER,
-        )
+    yield _trees(run)
 
 
-def _intervals(data: Mapping[str, Any]) -> Table:
-    rows = {method: per_question(data["rows"], method) for method in data["methods"]}
+def _trees(run: Run) -> Table:
+    """How large trees could grow; results of older versions only say what was asked for."""
+    asked = {key: run["settings"].get(key) for key in ("num_steps", "topk", "num_draft_tokens")}
+    drafting = [method for method in run["methods"] if method not in (BASELINE, REFERENCE)]
+    budgets = run.get("budgets") or dict.fromkeys(drafting, asked)
+    lines = [(method, *(number(value, 0) for value in budget.values())) for method, budget in budgets.items()]
+    return Table("Trees at most", ("method", *asked), lines)
+
+
+def _intervals(run: Run) -> Table:
+    rows = {method: per_question(run["rows"], method) for method in run["methods"]}
     plain = rows.get(BASELINE, {})
     return Table(
         "95 % intervals (bootstrap over questions)",
@@ -155,27 +162,19 @@ def _intervals(data: Mapping[str, Any]) -> Table:
         [
             (
                 method,
-                _interval(acceptance_length_interval(rows[method])),
-                _interval(speedup_interval(rows[method], plain), "x"),
+                between(acceptance_length_interval(rows[method])),
+                between(speedup_interval(rows[method], plain), "x"),
             )
-            for method in data["methods"]
+            for method in run["methods"]
             if method not in (BASELINE, REFERENCE)
         ],
     )
 
 
-def _interval(ends: Interval | None, unit: str = "") -> str:
-    return "-" if ends is None else f"{ends[0]:.2f}{unit} to {ends[1]:.2f}{unit}"
-
-
-def _by_file(title: str, data: Mapping[str, Any], show: Callable[[Mapping[str, Any]], str]) -> Table:
-    files = data["summary"]["files"]
-    lines = [(method, *(show(methods[method]) for methods in files.values())) for method in data["methods"]]
+def _by_file(title: str, run: Run, show: Callable[[Mapping[str, Any]], str]) -> Table:
+    files = run["summary"]["files"]
+    lines = [(method, *(show(methods[method]) for methods in files.values())) for method in run["methods"]]
     return Table(title, ("method", *files), lines)
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _html_line(tag: str, cells: Sequence[str]) -> str:

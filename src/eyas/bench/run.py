@@ -6,6 +6,7 @@ them. The order of the methods rotates from question to question, so none always
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
@@ -185,7 +186,7 @@ def _row(question: Question, method: str, repeat: int, completions: Sequence[Com
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a half.
+    """Write JSON so that a reader finds the old file or the new one, never a half; compressed if it ends in .gz.
 
     Raises:
         InvalidInputError: the directory cannot be written to.
@@ -193,8 +194,9 @@ def write_json(path: Path, data: object) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, ensure_ascii=False, allow_nan=False)
+            content = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+            with open(handle, "wb") as file:
+                file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o666 & ~_umask())

@@ -6,10 +6,10 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -19,11 +19,14 @@ from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from eyas.bench.methods import EyasMethod
+    from eyas.bench.questions import Question
     from eyas.bench.run import Bench
     from eyas.loading import LoadedTarget
 
 SAVE_EVERY = 10.0
-"""Seconds between saves of partial results."""
+"""Seconds between saves of partial results, longer where a save takes long itself."""
+
+DEFAULT_METHODS = "none,chain,static,dynamic"
 
 
 @spread
@@ -31,11 +34,30 @@ def bench_command(
     model: ModelOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
-    more: Annotated[list[Path] | None, Argument(metavar="[FILE]...", help="Further question files.")] = None,
+    more: Annotated[
+        list[Path] | None, Argument(metavar="[FILE]...", help="Further question files; with --report, results.")
+    ] = None,
     questions: Annotated[
         list[Path] | None, Option(help="JSON lines with 'turns'; may name several files.", show_default=False)
     ] = None,
-    methods: Annotated[str, Option(help="Methods, comma-separated.")] = "none,chain,static,dynamic",
+    data: Annotated[
+        Path | None, Option(help="A directory with the paper's six sets, instead of --questions.", show_default=False)
+    ] = None,
+    suite: Annotated[
+        Literal["paper"] | None,
+        Option(
+            help="paper: greedy and at temperature 1, every policy, and EAGLE-2 without each of its stages.",
+            show_default=False,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        Option(
+            help="Methods, comma-separated; dynamic@20 has num_draft_tokens of its own. "
+            f"Default: {DEFAULT_METHODS}, or the suite's.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[int | None, Option(help="Questions of each file.", show_default=False)] = None,
     repeats: Annotated[int, Option(help="Ask everything so many times; times are medians.")] = 1,
     first_turn: Annotated[bool, Option("--first-turn", help="Ask first turns only.")] = False,
@@ -46,126 +68,189 @@ def bench_command(
         Path | None, Option(help="Make a report of these results; nothing is run.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, Option(help="Where results (.json) or the report (.md, .html) go.", show_default=False)
+        Path | None,
+        Option(help="Where results (.json, .json.gz) or the report (.md, .html) go.", show_default=False),
     ] = None,
 ) -> None:
-    """Measure methods side by side, or report on a measurement (--report)."""
+    """Measure methods side by side, or report on measurements (--report)."""
     if report is not None:
-        make_report(report, out)
+        make_report([report, *(more or [])], out)
         return
+    from eyas.bench import paper
     from eyas.bench.methods import parse_methods
     from eyas.bench.questions import load_questions
-    from eyas.bench.run import Bench, BenchSettings
 
-    names = parse_methods(methods)
+    names = parse_methods(methods if methods is not None else ",".join(paper.METHODS) if suite else DEFAULT_METHODS)
     draft.settings()  # mistakes are told before a model is loaded
-    chosen = load_questions([*(questions or []), *(more or [])], limit, first_turn=first_turn)
+    files = [*(questions or []), *(more or []), *(paper.set_files(data) if data is not None else [])]
+    chosen = load_questions(files, limit, first_turn=first_turn)
     params = sampling.sampling()
-    settings = BenchSettings(sampling.stopping(), params.greedy, sampling.seed or 0, repeats)
-    if check_reference and (not params.greedy or params.looks_back or settings.stop.stop_strings):
+    if check_reference and (not params.greedy or params.looks_back or sampling.stop):
         raise InvalidInputError(
             "--check-reference compares plain greedy answers; leave out --temperature, penalties and --stop"
         )
+    if suite and sampling.temperature != SamplingOptions.temperature:
+        raise InvalidInputError("a suite sets the temperatures itself; leave out --temperature")
     check_writable(out)
-    started = datetime.now(UTC)
+    asked = [replace(sampling, temperature=one) for one in paper.TEMPERATURES] if suite else [sampling]
     loaded = model.load(draft.feature_levels())
-    ours = make_methods(names, loaded, model, draft, sampling)
-    bench = Bench(ours, settings, loaded.tokenizer.encode_chat)
+    more_facts = {"repeats": repeats, "limit": limit, "first_turn": first_turn}
+    # All of them are made before the first one runs: what is missing for the last is told now, not hours later.
+    parts = [prepare(names, loaded, model, draft, one, more_facts, chosen) for one in asked]
     if check_reference:
         from eyas.bench.reference import TransformersReference
 
-        bench.methods = [*bench.methods, TransformersReference.load(loaded)]
+        parts[0].bench.methods = [*parts[0].bench.methods, TransformersReference.load(loaded)]
+    record = Record(out, suite)
+    for part in parts:
+        whole = run(part, chosen, record, last=part is parts[-1])
+        print_summary(part)
+        if not whole:
+            break
+    if out is not None:
+        print(f"wrote {out}")
+    if not whole:
+        print(f"interrupted: {len(part.bench.rows)} answers of whole questions were kept", file=sys.stderr)
+        raise Exit(130)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bench, and what its results file says of it from the start."""
+
+    bench: Bench
+    facts: dict[str, Any]
+
+
+def prepare(
+    names: Sequence[str],
+    loaded: LoadedTarget,
+    model: ModelOptions,
+    draft: DraftOptions,
+    sampling: SamplingOptions,
+    more: dict[str, Any],
+    questions: Sequence[Question],
+) -> Part:
+    """A bench of the methods called ``names``."""
+    from eyas.bench.run import Bench, BenchSettings
+
+    params = sampling.sampling()
+    settings = BenchSettings(sampling.stopping(), params.greedy, sampling.seed or 0, more["repeats"])
+    methods = make_methods(names, loaded, model, draft, sampling)
     facts: dict[str, Any] = {
-        "started": started.isoformat(timespec="seconds"),
-        "questions": len(chosen),
+        "questions": len(questions),
         "settings": {
             **asdict(model),
             **{key: str(value) if isinstance(value, Path) else value for key, value in asdict(draft).items()},
             **asdict(sampling),
             "seed": settings.seed,
-            "repeats": repeats,
-            "limit": limit,
-            "first_turn": first_turn,
+            **more,
         },
         "target": asdict(loaded.target.info),
-        "plans": {method.name: method.plan.name for method in ours},
+        "plans": {method.name: method.plan.name for method in methods},
+        "budgets": {
+            method.name: {key: getattr(method.plan.policy, key) for key in ("num_steps", "topk", "num_draft_tokens")}
+            for method in methods
+            if method.plan.drafter is not None
+        },
     }
-    whole = run(bench, chosen, facts, out)
-    print_summary(bench.summary(), facts["target"])
-    for one in bench.skipped:
-        print(f"skipped {one['file']} {one['question_id']}: {one['reason']}", file=sys.stderr)
-    if out is not None:
-        print(f"wrote {out}")
-    if not whole:
-        print(f"interrupted: {len(bench.rows)} answers of whole questions were kept", file=sys.stderr)
-        raise Exit(130)
+    return Part(Bench(methods, settings, loaded.tokenizer.encode_chat), facts)
 
 
 def make_methods(
     names: Sequence[str], loaded: LoadedTarget, model: ModelOptions, draft: DraftOptions, sampling: SamplingOptions
 ) -> list[EyasMethod]:
     """The methods called ``names``; the head is loaded only if one of them drafts."""
-    from eyas.bench.methods import BASELINE, EyasMethod, method_plan
+    from eyas.bench.methods import BASELINE, EyasMethod, MethodName, method_plan
     from eyas.plan import PLAIN
 
     params = sampling.sampling()
-    drafting = [name for name in names if name != BASELINE]
-    if drafting and draft.draft == "none":
+    policies = [MethodName.parse(name).policy for name in names if name != BASELINE]
+    if policies and draft.draft == "none":
         raise InvalidInputError(f"--draft none can only be measured as --methods {BASELINE}; choose a head")
-    planner = draft.planner(loaded, model, greedy=params.greedy, policies=drafting) if drafting else None
+    planner = draft.planner(loaded, model, greedy=params.greedy, policies=policies) if policies else None
     plans = {name: method_plan(name, planner) if planner is not None else PLAIN for name in names}
     return [EyasMethod(name, loaded.target, loaded.tokenizer, params, plan) for name, plan in plans.items()]
 
 
-def run(bench: Bench, questions: Sequence[Any], facts: dict[str, Any], out: Path | None) -> bool:
+@dataclass
+class Record:
+    """The results file in the making: one run, or a suite's runs so far.
+
+    Attributes:
+        out: where it is written; None: nowhere.
+        suite: the suite's name; None: a single run.
+        done: results of the runs that are over.
+    """
+
+    out: Path | None
+    suite: str | None
+    done: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, results: dict[str, Any], *, complete: bool) -> None:
+        """Write what there is, ``results`` being those of the run under way."""
+        from eyas.bench.results import suite
+        from eyas.bench.run import write_json
+
+        if self.out is not None:
+            runs = [*self.done, results]
+            write_json(self.out, suite(self.suite, runs, complete=complete) if self.suite else results)
+
+
+def run(part: Part, questions: Sequence[Question], record: Record, *, last: bool) -> bool:
     """Run with a progress bar, saving as it goes. False if interrupted."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eyas.bench.run import SCHEMA, write_json
+    from eyas.bench.run import SCHEMA
     from eyas.environment import commit, machine, versions
 
-    begun = saved = time.monotonic()
+    bench = part.bench
+    begun = time.monotonic()
+    due = begun + SAVE_EVERY
     fixed = {
         "eyas_bench": SCHEMA,
         "command": shlex.join(["eyas", *sys.argv[1:]]),
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
-        **facts,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **part.facts,
         "methods": [method.name for method in bench.methods],
     }
 
-    def save(complete: bool) -> None:
-        nonlocal saved
-        saved = time.monotonic()
-        if out is not None:
-            results = {
-                "complete": complete,
-                "seconds": saved - begun,
-                "summary": bench.summary(),
-                "skipped": bench.skipped,
-                "rows": bench.rows,
-            }
-            write_json(out, fixed | results)
+    def results(complete: bool) -> dict[str, Any]:
+        return fixed | {
+            "complete": complete,
+            "seconds": time.monotonic() - begun,
+            "summary": bench.summary(),
+            "skipped": bench.skipped,
+            "rows": bench.rows,
+        }
 
     def done(count: int) -> None:
+        nonlocal due
         bar.update(task, completed=count)
-        if time.monotonic() - saved > SAVE_EVERY:
-            save(complete=False)
+        now = time.monotonic()
+        if now > due:
+            record.write(results(complete=False), complete=False)
+            took = time.monotonic() - now
+            due = now + took + max(SAVE_EVERY, 20 * took)
 
-    columns = (TextColumn("bench"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("bench", total=len(questions))
+        task = bar.add_task(f"bench, T={part.facts['settings']['temperature']:g}", total=len(questions))
         with deferred_interrupt() as interrupted:
             bench.progress, bench.interrupted = done, interrupted
             whole = bench.run(questions)
-    save(complete=whole)
+    found = results(complete=whole)
+    record.write(found, complete=whole and last)
+    record.done.append(found)
     return whole
 
 
-def print_summary(summary: dict[str, Any], target: dict[str, Any]) -> None:
-    """The results as tables, all files first."""
+def print_summary(part: Part) -> None:
+    """The results as tables, all files first; what was skipped."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -173,17 +258,21 @@ def print_summary(summary: dict[str, Any], target: dict[str, Any]) -> None:
     from eyas.bench.table import HEADINGS, row_of
 
     console = Console(highlight=False)
+    summary, target = part.bench.summary(), part.facts["target"]
+    where = f"{target['name']}, {target['engine']}, {target['dtype']}, T={part.facts['settings']['temperature']:g}"
     files = summary["files"]
-    parts = {"all files": summary["total"], **files} if len(files) > 1 else files
-    for name, numbers in parts.items():
+    tables = {"all files": summary["total"], **files} if len(files) > 1 else files
+    for name, numbers in tables.items():
         count = max((one["questions"] for one in numbers.values()), default=0)
-        title = f"{name}: {count} questions, {target['name']}, {target['engine']}, {target['dtype']}"
+        title = f"{name}: {count} questions, {where}"
         table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0)
         for column in HEADINGS:
             table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
         for method, values in numbers.items():
             table.add_row(*row_of(method, values))
         console.print(table)
+    for one in part.bench.skipped:
+        print(f"skipped {one['file']} {one['question_id']}: {one['reason']}", file=sys.stderr)
 
 
 def check_writable(out: Path | None) -> None:
@@ -194,23 +283,22 @@ def check_writable(out: Path | None) -> None:
         raise InvalidInputError(f"cannot write {out}: {'a directory' if out.is_dir() else 'no such directory'}")
 
 
-def make_report(results: Path, out: Path | None) -> None:
-    """Write a report of results, or print it as Markdown."""
-    from eyas.bench.report import load_results, to_html, to_markdown
+def make_report(results: Sequence[Path], out: Path | None) -> None:
+    """Write a report of results files, or print it as Markdown."""
+    from eyas.bench.plots import draw, write_svgs
+    from eyas.bench.report import sections, to_html, to_markdown
+    from eyas.bench.results import load_runs
 
-    data = load_results(results)
+    runs = [run for file in results for run in load_runs(file)]
     if out is None:
-        print(to_markdown(data))
+        print(to_markdown(sections(runs)))
         return
     check_writable(out)
     if out.suffix == ".md":
-        from eyas.bench.plots import write_plots
-
-        out.write_text(to_markdown(data, write_plots(data, out)), encoding="utf-8")
+        text = to_markdown(sections(runs, lambda data, plots: write_svgs(draw(data, plots), out)))
     elif out.suffix in (".html", ".htm"):
-        from eyas.bench.plots import inline_plots
-
-        out.write_text(to_html(data, inline_plots(data)), encoding="utf-8")
+        text = to_html(sections(runs, draw))
     else:
         raise InvalidInputError(f"a report is .md or .html, got {out}")
+    out.write_text(text, encoding="utf-8")
     print(f"wrote {out}")
