@@ -408,6 +408,28 @@ def test_the_papers_suite_in_one_file(eyas: Runner, tmp_path: Path) -> None:
         assert title in text
 
 
+def test_ctrl_c_in_a_suite_keeps_the_runs_that_are_done(
+    eyas: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.bench.run import Bench
+
+    ask = Bench._ask
+
+    def ask_and_press(self: Bench, *arguments: Any) -> Any:
+        if not self.settings.greedy and len(self.rows) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(Bench, "_ask", ask_and_press)
+    out = tmp_path / "r.json"
+    options = ("bench", str(questions(tmp_path)), "--suite", "paper", "--methods", "none,dynamic", "--max-tokens", "8")
+    assert eyas(*options, "--out", str(out)).code == 130
+    data = json.loads(out.read_text())
+    assert data["complete"] is False
+    assert [(run["complete"], len(run["rows"])) for run in data["runs"]] == [(True, 4), (False, 2)]
+    assert eyas("bench", "--report", str(out)).out.count("Interrupted") == 1
+
+
 def test_a_suite_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
     common = ("bench", "--suite", "paper")
     assert "lacks mt_bench.jsonl" in eyas(*common, "--data", str(tmp_path)).err

@@ -145,7 +145,7 @@ def _bars(
             if ends is not None:
                 axes.vlines(x, *ends, color="#222", linewidth=1)
     axes.set_xticks(range(len(files)), files)
-    axes.legend(frameon=False, ncols=len(methods), loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(frameon=False, ncols=min(len(methods), 6), loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _phases(axes: Axes, data: Mapping[str, Any]) -> None:
