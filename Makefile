@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-NATIVE := $(wildcard CMakeLists.txt src/eyas/native/csrc/*)
+NATIVE := $(wildcard CMakeLists.txt src/eyas/native/csrc/* src/eyas/native/csrc/kernels/*)
 
 .PHONY: demo test lint types pytest format sanitize fuzz clean
 

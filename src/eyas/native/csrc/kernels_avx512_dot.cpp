@@ -65,31 +65,11 @@ struct BF16Dot : FloatFormat<BF16> {  // packed the same way
     for (int i = whole; i < k; ++i) out[i] = float_to_bf16(x[i]);
     memset(out + k, 0, row_bytes(k) - size_t(k) * 2);
   }
-  struct Tile {
-    const uint16_t* w;
-    const char* acts;
-    size_t stride;
-    int pairs;
-    float* out;
-    const char* next;
-    size_t bytes;
-    int tiles = 0, first = 0, index = 0;
-    template <int R>
-    void run() const {
-      bf16_dot_tile<R>(w, acts + first * stride, stride, pairs, out + size_t(first) * P, next + bytes / tiles * index,
-                       bytes / pairs / tiles);
-    }
-  };
-  static void multiply(const void* panel, const void* acts, size_t stride, int rows, int k, float* out,
-                       const void* next) {
-    Tile tile{(const uint16_t*)panel,
-              (const char*)acts,
-              stride,
-              padded(k) / 2,
-              out,
-              (const char*)(next ? next : panel),
-              next ? panel_bytes(k) : 0};
-    for_tiles<kBf16Rows>(rows, tile);
+  static constexpr bool kPlain = false;
+  template <int R>
+  static void tile(const void* panel, const char* acts, size_t stride, int k, float* out, const char* next,
+                   size_t step) {
+    bf16_dot_tile<R>((const uint16_t*)panel, acts, stride, padded(k) / 2, out, next, step);
   }
 };
 
@@ -154,37 +134,12 @@ inline void byte_dot_tile(const uint8_t* w, const uint16_t* scales, const char* 
 template <int G, bool kHalfScale>
 struct BytesDot : IntFormat<Bytes<G, kHalfScale>> {  // same sizes and scales, other order of bytes
   using Base = IntFormat<Bytes<G, kHalfScale>>;
-  using Base::panel_bytes;
-  using Base::scales_at;
-  struct Tile {
-    const uint8_t* w;
-    const uint16_t* scales;
-    const char* acts;
-    size_t stride;
-    int k;
-    float* out;
-    const char* next;
-    size_t bytes;
-    int tiles = 0, first = 0, index = 0;
-    template <int R>
-    void run() const {
-      const size_t fetches = size_t(round_up(k, kRowUnit)) / 4 * tiles;
-      byte_dot_tile<G, kHalfScale, R>(w, scales, acts + first * stride, stride, k, out + size_t(first) * P,
-                                      next + bytes / tiles * index, (bytes + fetches - 1) / fetches);
-    }
-  };
-  static void multiply(const void* panel, const void* acts, size_t stride, int rows, int k, float* out,
-                       const void* next) {
-    auto* w = (const uint8_t*)panel;
-    Tile tile{w,
-              (const uint16_t*)(w + scales_at(k)),
-              (const char*)acts,
-              stride,
-              k,
-              out,
-              (const char*)(next ? next : panel),
-              next ? panel_bytes(k) : 0};
-    for_tiles<kByteRows>(rows, tile);
+  using Base::scales;
+  static int fetches(int k) { return round_up(k, kRowUnit) / 4; }
+  template <int R>
+  static void tile(const void* panel, const char* acts, size_t stride, int k, float* out, const char* next,
+                   size_t step) {
+    byte_dot_tile<G, kHalfScale, R>((const uint8_t*)panel, scales(panel, k), acts, stride, k, out, next, step);
   }
   // From and to the order that the base packs: bytes move, 128 is added.
   static void reorder(int k, void* panel) {
@@ -200,9 +155,8 @@ struct BytesDot : IntFormat<Bytes<G, kHalfScale>> {  // same sizes and scales, o
   }
   static void unpack(const void* panel, int c, int k, float* out) {
     auto* bytes = (const uint8_t*)panel;
-    auto* scales = (const uint16_t*)((const char*)panel + scales_at(k));
     for (int i = 0; i < k; ++i) {
-      const uint16_t scale = scales[size_t(i / G) * P + c];
+      const uint16_t scale = scales(panel, k)[size_t(i / G) * P + c];
       const int q = int(bytes[ByteLayout::place(i, c)]) - 128;
       out[i] = float(q) * (kHalfScale ? f16_to_float(scale) : bf16_to_float(scale));
     }
@@ -224,8 +178,7 @@ struct Q8Dot : BytesDot<32, true> {
 
 constexpr Format kFormats[] = {
     float_format<FloatFormat<F32>>(Type::f32),
-    {Type::bf16, false, BF16Dot::panel_bytes, BF16Dot::row_bytes, BF16Dot::prepare, BF16Dot::multiply, BF16Dot::pack,
-     nullptr, BF16Dot::unpack},
+    float_format<BF16Dot>(Type::bf16),
     int_format<Int8Dot>(Type::int8, Int8Dot::pack, nullptr),
     int_format<Q8Dot>(Type::q8_0, nullptr, Q8Dot::pack_blocks),
     int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>),

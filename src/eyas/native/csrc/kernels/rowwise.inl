@@ -1,0 +1,43 @@
+// What a decoder does to one row at a time: norms, the gated activation, log-sum-exp.
+namespace {
+
+void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
+  F sum = f_zero();
+  int whole = n / L * L;
+  for (int i = 0; i < whole; i += L) {
+    F v = f_load(x + i);
+    sum = f_fma(v, v, sum);
+  }
+  float total = lane_sum(sum);
+  for (int i = whole; i < n; ++i) total += x[i] * x[i];
+  float scale = 1.0f / sqrtf(total / float(n) + eps);
+  for (int i = 0; i < whole; i += L) f_store(out + i, f_mul(f_load(weight + i), f_mul(f_load(x + i), f_set(scale))));
+  for (int i = whole; i < n; ++i) out[i] = weight[i] * (x[i] * scale);
+}
+
+inline F silu_times(F g, F u) {
+  F e = f_exp(f_sub(f_zero(), g));
+  return f_mul(f_div(g, f_add(f_set(1.0f), e)), u);
+}
+void swiglu(const float* gate, const float* up, int n, float* out) {
+  int i = 0;
+  for (; i + L <= n; i += L) f_store(out + i, silu_times(f_load(gate + i), f_load(up + i)));
+  if (i < n) {
+    float g[L] = {}, u[L] = {}, o[L];
+    for (int j = i; j < n; ++j) g[j - i] = gate[j], u[j - i] = up[j];
+    f_store(o, silu_times(f_load(g), f_load(u)));
+    for (int j = i; j < n; ++j) out[j] = o[j - i];
+  }
+}
+
+float log_sum_exp(const float* x, int n) {
+  const int whole = n / L * L;
+  const float most = most_of_row(x, n);
+  F sum = f_zero();
+  for (int i = 0; i < whole; i += L) sum = f_add(sum, f_exp(f_sub(f_load(x + i), f_set(most))));
+  float total = lane_sum(sum);
+  for (int i = whole; i < n; ++i) total += expf(x[i] - most);
+  return most + logf(total);
+}
+
+}  // namespace
