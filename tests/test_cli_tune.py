@@ -78,7 +78,7 @@ def test_json_and_a_place_of_ones_own(run: Run, tmp_path: Path) -> None:
         (("--limit", "0"), "limit must be at least 1"),
         (("--prompts", "/nowhere.jsonl"), "cannot read"),
         (("--plot", "/nowhere/at/all.png"), "cannot write"),
-        (("--temperature", "-1"), "temperature must be at least 0"),
+        (("--temperature", "-1"), "temperature must be between 0"),
     ],
 )
 def test_mistakes(run: Run, arguments: tuple[str, ...], message: str) -> None:

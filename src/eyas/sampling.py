@@ -24,6 +24,9 @@ import numpy as np
 from eyas.errors import InvalidInputError
 from eyas.tree import Floats
 
+LARGEST = 1e30
+"""Bound of every parameter's size: sums and products with logits stay finite in float32."""
+
 LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
 """(prefix token ids, logits [V]) -> logits [V]; must depend on nothing else, so that any drafter stays lossless."""
 
@@ -60,18 +63,16 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, None)
+        _check("temperature", self.temperature, 0.0)
         if self.top_k < -1:
             raise InvalidInputError(f"top_k must be -1 or 0 (off) or a count >= 1, got {self.top_k}")
         _check("top_p", self.top_p, 0.0, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, None)
-        if self.repetition_penalty == 0.0:
-            raise InvalidInputError("repetition_penalty must be above 0, got 0; 1 turns it off")
-        _check("presence_penalty", self.presence_penalty, None, None)
-        _check("frequency_penalty", self.frequency_penalty, None, None)
+        _check("repetition_penalty", self.repetition_penalty, 1 / LARGEST)
+        _check("presence_penalty", self.presence_penalty)
+        _check("frequency_penalty", self.frequency_penalty)
         for token, bias in self.logit_bias.items():
-            _check(f"logit_bias of token {token}", bias, None, None)
+            _check(f"logit_bias of token {token}", bias)
         if self.seed is not None and self.seed < 0:
             raise InvalidInputError(f"seed must be a whole number >= 0, got {self.seed}")
 
@@ -92,12 +93,9 @@ class SamplingParams:
         )
 
 
-def _check(name: str, value: float, low: float | None, high: float | None) -> None:
-    if not isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
-        wanted = "a finite number"
-        if low is not None:
-            wanted = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-        raise InvalidInputError(f"{name} must be {wanted}, got {value}")
+def _check(name: str, value: float, low: float = -LARGEST, high: float = LARGEST) -> None:
+    if not low <= value <= high:  # NaN is nowhere
+        raise InvalidInputError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 
 class Sampler:
