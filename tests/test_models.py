@@ -19,7 +19,8 @@ from eyas.checkpoints import hf
 from eyas.checkpoints.gguf import GGUFFile, GGUFWeights
 from eyas.checkpoints.gguf import read_config as read_gguf_config
 from eyas.checkpoints.gguf_tokenizer import read_tokenizer
-from eyas.errors import CheckpointError, FetchError
+from eyas.errors import CheckpointError, FetchError, InvalidInputError
+from eyas.loading import load_target
 from eyas.models import load_source
 from support import gguf_files
 
@@ -474,3 +475,9 @@ def test_the_default_model() -> None:
         for prompt in (True, False):
             expected = twin.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
             assert tokenizer.encode_chat(messages, prompt) == expected
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 2**70])
+def test_senseless_numbers_of_threads_are_refused(threads: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"threads must be between 1 and 1024, got {threads}"):
+        load_target(threads=threads)

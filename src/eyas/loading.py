@@ -20,6 +20,8 @@ from eyas.text import TextTokenizer
 ENGINES = ("auto", "native", "transformers")
 SHIPPED_HEADS = Path(__file__).parent / "data"
 DEFAULT_HEAD = SHIPPED_HEADS / "smollm2-135m-eagle"
+MAX_THREADS = 1024
+"""More than any machine gains from, fewer than any refuses to start."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ def load_target(
         progress: told about downloads, one line each.
 
     Raises:
-        InvalidInputError: an unknown engine or dtype, or a device that is not there.
+        InvalidInputError: an unknown engine or dtype, a device that is not there, or no sensible number of threads.
         CheckpointError, FetchError, UnsupportedModelError: see ``eyas.models.load_source`` and the engines.
     """
     if engine not in ENGINES:
         raise InvalidInputError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    if threads is not None and threads < 1:
-        raise InvalidInputError(f"threads must be at least 1, got {threads}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise InvalidInputError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
     source = load_source(name, progress)
     if engine == "native" or (engine == "auto" and _native_runs(source, device, dtype)):
         from eyas.targets.native import NativeTarget
