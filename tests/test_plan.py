@@ -150,6 +150,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> No
     ("text", "message"),
     [
         ("[[0], [0, 0]", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("{}", "not a list of rank paths"),
         ("[0, 1]", "not a list of rank paths"),
         ("[]", "at least one node"),

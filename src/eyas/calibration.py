@@ -169,7 +169,7 @@ def _stored(file: Path) -> dict[str, Any]:
         stored = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
     if not isinstance(stored, dict) or stored.get("format") != CALIBRATION_FORMAT:
         raise CheckpointError(f"{file} is not a calibration of format {CALIBRATION_FORMAT}; `eyas calibrate` makes one")

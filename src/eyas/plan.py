@@ -252,7 +252,7 @@ def read_template(path: Path) -> StaticPolicy:
         paths: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInputError(f"cannot read the template {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the template {path} is not JSON: {error}") from None
     if not isinstance(paths, list) or not all(isinstance(each, list) for each in paths):
         raise InvalidInputError(f"the template {path} is not a list of rank paths such as [[0], [1], [0, 0]]")

@@ -283,7 +283,7 @@ def read_profile(path: Path) -> Profile:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read the profile {path}: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"the profile {path} is damaged: not a JSON object; run eyas tune again")

@@ -27,7 +27,7 @@ def load_calibration_results(file: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"cannot read {file}: {error}") from None
     if not isinstance(data, dict) or data.get("eyas_calibrate") != SCHEMA:
         raise InvalidInputError(f"{file} holds no results of `eyas calibrate`")

@@ -76,7 +76,7 @@ def _question(file: Path, number: int, line: str, first_turn: bool) -> Question:
     where = f"{file}, line {number}"
     try:
         record: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{where} is not JSON: {error}") from None
     turns = record.get("turns") if isinstance(record, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):

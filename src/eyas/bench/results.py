@@ -29,7 +29,7 @@ def load_runs(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
         data = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read the results {path}: {error}") from None
     if not isinstance(data, dict):
         data = {}
