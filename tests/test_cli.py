@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -169,7 +170,7 @@ def test_show_tree_draws_the_best_cycle(eyas: Runner) -> None:
     [
         (["generate", " "], "prompt is empty"),
         (["generate", QUESTION, "--max-tokens", "0"], "max_tokens must be at least 1"),
-        (["generate", QUESTION, "--temperature", "-1"], "temperature must be at least 0"),
+        (["generate", QUESTION, "--temperature", "-1"], "temperature must be between 0"),
         (["generate", QUESTION, "--top-p", "1.5"], "top_p must be between 0 and 1"),
         (["generate", QUESTION, "--topk", "0"], "topk must be at least 1"),
         (["generate", QUESTION, "--num-steps", "0"], "num_steps must be at least 1"),
@@ -183,6 +184,7 @@ def test_show_tree_draws_the_best_cycle(eyas: Runner) -> None:
         (["bench"], "no question file"),
         (["bench", "--questions", "/nowhere.jsonl"], "cannot read the questions"),
         (["bench", "--report", "/nowhere.json"], "cannot read the results"),
+        (["generate", QUESTION, "--presence-penalty", "1e300"], "presence_penalty must be between"),
     ],
 )
 def test_mistakes_are_one_message_and_exit_code_2(eyas: Runner, arguments: list[str], message: str) -> None:
@@ -209,6 +211,44 @@ def test_bugs_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("eyas.loading.load_target", broken)
     with pytest.raises(RuntimeError, match="ours"):
         main(["generate", QUESTION])
+
+
+@pytest.mark.parametrize("command", [["generate", QUESTION], ["generate", "-"], ["chat"]])
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_streams_closed_before_the_start(command: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTION))
+    monkeypatch.setattr(sys, name, None)
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--max-tokens", "4"])
+    assert left.value.code == (2 if command[-1] == "-" and name == "stdin" else 0)
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--stream"], ["--json"]])
+def test_a_full_disk_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    with pytest.raises(SystemExit) as left:
+        main(["generate", QUESTION, "--max-tokens", "4", *arguments])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith("eyas: [Errno 28] No space left on device\n")
+
+
+def test_a_narrow_encoding_spells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(*arguments: str) -> str:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+        with pytest.raises(SystemExit):
+            main(["generate", QUESTION, "--max-tokens", "60", "--ignore-eos", *arguments])
+        return written.getvalue().decode("ascii")
+
+    assert "안녕" in json.loads(printed("--json"))["text"]
+    assert "??" in printed()
 
 
 def test_version_and_help(eyas: Runner) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Annotated
 
 import typer
@@ -61,15 +65,36 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: exit code 2 and one message for a user's mistake, 130 for Ctrl-C, never a traceback
-    for either."""
-    try:
-        app(arguments)
-    except EyasError as error:
-        print(f"eyas: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of our output left, as ``head`` does
-        sys.stdout = None
-        raise SystemExit(141) from None
+    """Run the command line: exit code 2 and one message for a user's mistake or what the system refuses (a full disk),
+    130 for Ctrl-C, never a traceback for any of them."""
+    with _usable_streams():
+        try:
+            try:
+                app(arguments)
+            finally:
+                sys.stdout.flush()  # here, where a failure can still be told
+        except EyasError as error:
+            print(f"eyas: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except BrokenPipeError:  # the reader of our output left, as ``head`` does
+            sys.stdout = None
+            raise SystemExit(141) from None
+        except OSError as error:
+            print(f"eyas: {error}", file=sys.stderr)
+            sys.stdout = None  # what it still holds cannot be written
+            raise SystemExit(2) from None
+
+
+@contextmanager
+def _usable_streams() -> Iterator[None]:
+    """Voids in place of standard streams that are closed, and a stand-in for characters that output cannot spell."""
+    with ExitStack() as stack:
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                setattr(sys, name, stack.enter_context(open(os.devnull, mode)))
+                stack.callback(setattr, sys, name, None)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        yield

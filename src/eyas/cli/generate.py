@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typer import Argument, Option
 
 from eyas.cli.inspect import Viewer, print_trees
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.cli.output import print_json
 from eyas.cli.prompts import encode_prompt, read_prompt
 from eyas.completion import Completion, collect
 from eyas.generate import Session, Step, generate
@@ -72,7 +72,7 @@ def generate_command(
     plain = answer(PLAIN) if compare else None
     if as_json:
         result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy)
-        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+        print_json(result)
         return
     print("" if streaming else ours.text)
     report(ours, plain, plan.name, params.greedy)

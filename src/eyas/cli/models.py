@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from eyas.cli.options import ModelOptions, spread
+from eyas.cli.output import print_json
 
 
 def tell(line: str) -> None:
@@ -37,7 +37,7 @@ def info_command(
     """Show versions, machine, engines, and the model."""
     facts = gather(model, load)
     if as_json:
-        print(json.dumps(facts, ensure_ascii=False, allow_nan=False))
+        print_json(facts)
         return
     for section, values in facts.items():
         print(section)

@@ -82,7 +82,7 @@ class DraftOptions:
     ] = "auto"
     template: Annotated[
         Path | None,
-        _drafting(help="A static tree: JSON rank paths like [[0], [1], [0, 0]].", show_default=False),
+        _drafting(help="A static tree: a JSON file of rank paths like [[0], [1], [0, 0]].", show_default=False),
     ] = None
     graft: Annotated[
         bool | None,
