@@ -17,6 +17,7 @@ from eyas.errors import InvalidInputError
 if TYPE_CHECKING:
     from eyas.heads.config import Eagle3Config, EagleConfig
     from eyas.models import ModelSource
+    from eyas.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,27 @@ def train_command(
     kind: Annotated[
         Literal["eagle", "eagle3"], Option(help="The kind of head; eagle3 needs answers with its features.")
     ] = "eagle",
-    device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
+    device: Annotated[
+        str | None, Option(help="cpu, cuda, ... Default: a GPU if there is one, else the CPU.", show_default=False)
+    ] = None,
     threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
     tensorboard: Annotated[
         bool, Option("--tensorboard", help="Also write metrics for TensorBoard, to OUT/tensorboard.")
     ] = False,
 ) -> None:
-    """Train a draft head; stop and go on whenever you like."""
+    """Train a draft head; stop and go on whenever you like. Several processes (accelerate launch -m eyas.cli train ...)
+    share each batch."""
     from eyas.models import load_source
 
     source = load_source(target, tell)
     config = head_config(source, draft_vocab_size, intermediate_size, kind)
     import torch
 
-    from eyas.train.checks import check_stores, vocabulary_advice
+    from eyas.train.checks import check_stores
+    from eyas.train.processes import joined
     from eyas.train.recipes import recipe_for
     from eyas.train.settings import TrainSettings
     from eyas.train.store import FeatureStore
-    from eyas.train.tensorboard import TensorBoardLog
     from eyas.train.trainer import TargetWeights, Trainer
 
     if threads is not None:
@@ -80,18 +84,26 @@ def train_command(
     tied = "lm_head.weight" not in source.tensors
     lm_head = embedding if tied else torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
     check_stores([FeatureStore(path) for path in stores], lm_head)
-    board = TensorBoardLog(out / "tensorboard") if tensorboard else None
-    trainer = Trainer(
-        stores,
-        TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy())),
-        config,
-        TrainSettings(**{**recipe_for(config).defaults, **given(options)}),
-        out,
-        device=device,
-        metadata={"target": source.name, "target_fingerprint": source.fingerprint()},
-    )
-    judged = draft_vocab_size is not None and trainer.held_out_documents()
-    if judged and (advice := vocabulary_advice(trainer.draft_coverage(), draft_vocab_size or 0)):
+    weights = TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy()))
+    settings = TrainSettings(**{**recipe_for(config).defaults, **given(options)})
+    metadata = {"target": source.name, "target_fingerprint": source.fingerprint()}
+    with joined(device) as processes:
+        trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes)
+        if processes.first:
+            _train_and_tell(trainer, tensorboard)
+        else:
+            trainer.run()
+
+
+def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
+    """Run, with advice, a progress bar, and the outcome as JSON."""
+    from eyas.train.checks import vocabulary_advice
+    from eyas.train.tensorboard import TensorBoardLog
+
+    board = TensorBoardLog(trainer.out / "tensorboard") if tensorboard else None
+    size = trainer.head.config.draft_vocab_size
+    judged = size is not None and trainer.held_out_documents()
+    if judged and (advice := vocabulary_advice(trainer.draft_coverage(), size or 0)):
         print(f"eyas: {advice}", file=sys.stderr)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -122,7 +134,11 @@ def train_command(
         finally:
             if board:
                 board.close()
-    print(json.dumps({"head": str(out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}))
+    print(
+        json.dumps(
+            {"head": str(trainer.out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}
+        )
+    )
 
 
 def head_config(

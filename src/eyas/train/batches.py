@@ -7,7 +7,7 @@ predicts feature t + 1, hence the distribution of token t + 2. A document of T r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,6 +40,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+    def silenced(self) -> Batch:
+        """The same shapes, nothing to learn."""
+        return replace(self, documents=torch.full_like(self.documents, -1), weights=torch.zeros_like(self.weights))
 
     def taught(self, steps: int) -> Places:
         """Where unrolled steps after the first have anything to do: the pairs whose weight, or that of one of the

@@ -20,9 +20,14 @@ def regression_loss(predicted: Tensor, true: Tensor) -> Tensor:
     return F.smooth_l1_loss(predicted.float(), true.float(), reduction="none").mean(dim=-1)
 
 
-def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
-    """Mean of losses [n] under weights [n]; 0 where no row has weight (a batch of prompts only)."""
-    return (losses * weights).sum() / _total(weights)
+def weighted_mean(losses: Tensor, weights: Tensor, total: Tensor | None = None) -> Tensor:
+    """Mean of losses [n] under weights [n]; 0 where no row has weight (a batch of prompts only).
+
+    Args:
+        total: what the weights of the whole batch add up to, where these are only some of its rows: the means of all
+            parts then add up to that of the batch.
+    """
+    return (losses * weights).sum() / _divisor(weights, total)
 
 
 @torch.no_grad()
@@ -34,7 +39,9 @@ def teacher_probabilities(features: Tensor, lm_head: Tensor) -> Tensor:
     return probabilities
 
 
-def distillation_loss(features: Tensor, lm_head: Tensor, teacher: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def distillation_loss(
+    features: Tensor, lm_head: Tensor, teacher: Tensor, weights: Tensor, total: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Weighted mean cross-entropy of the student's distribution under the teacher's; its minimum is the entropy.
 
     The logits and their gradient never exist as a whole: they are made, used and dropped in chunks of rows, and the
@@ -45,23 +52,24 @@ def distillation_loss(features: Tensor, lm_head: Tensor, teacher: Tensor, weight
         lm_head: [V, H] scores them; gets a gradient where it asks for one (EAGLE-3's own).
         teacher: [n, V] probabilities.
         weights: [n] float32.
+        total: see ``weighted_mean``.
 
     Returns:
         The loss, a float32 scalar; and [n] bool, whether student and teacher have the same first choice.
     """
-    loss, same = _Distillation.apply(features, lm_head, teacher, weights)  # type: ignore[no-untyped-call]
+    shares = weights / _divisor(weights, total)
+    loss, same = _Distillation.apply(features, lm_head, teacher, shares)  # type: ignore[no-untyped-call]
     return loss, same
 
 
 class _Distillation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, lm_head: Tensor, teacher: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, features: Tensor, lm_head: Tensor, teacher: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         wants_features, wants_head = ctx.needs_input_grad[:2]
         feature_gradient = torch.zeros_like(features) if wants_features else None
         head_gradient = torch.zeros_like(lm_head, dtype=torch.float32) if wants_head else None
         same = torch.empty(len(features), dtype=torch.bool, device=features.device)
         loss = torch.zeros((), device=features.device)
-        shares = weights / _total(weights)
         for rows in _chunks(len(features)):
             logits, wanted, share = _logits(features[rows], lm_head), teacher[rows].float(), shares[rows, None]
             best = logits.argmax(dim=-1, keepdim=True)
@@ -93,6 +101,6 @@ def _chunks(rows: int) -> list[slice]:
     return [slice(start, start + CHUNK) for start in range(0, rows, CHUNK)]
 
 
-def _total(weights: Tensor) -> Tensor:
-    total = weights.sum()
+def _divisor(weights: Tensor, total: Tensor | None) -> Tensor:
+    total = weights.sum() if total is None else total
     return total.clamp(min=torch.finfo(total.dtype).tiny)

@@ -26,6 +26,7 @@ from eyas.heads.layers import DraftHead
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.evaluate import simulate
+from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
 from eyas.train.settings import TrainSettings, learning_rate
@@ -34,6 +35,8 @@ from eyas.tree import Ints
 
 HELD_OUT_EVERY = 40
 """Every so manieth prompt is held out: by its index, so that a growing store keeps the split."""
+
+ALONE = Processes()
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Trainer:
         target: the target's embedding and lm_head.
         config: shape of the head.
         out: the run's directory; a run found there is continued.
-        fingerprint: recorded with the head.
+        metadata: recorded with the head.
+        processes: those that train together. The first writes; the others need not see ``out``, only the stores.
     """
 
     def __init__(
@@ -88,13 +92,19 @@ class Trainer:
         settings: TrainSettings,
         out: Path,
         *,
-        device: str = "cpu",
         metadata: dict[str, str] | None = None,
+        processes: Processes = ALONE,
     ) -> None:
+        if settings.rows < processes.count:
+            raise InvalidInputError(
+                f"a batch of {settings.rows} rows cannot be shared by {processes.count} processes; --rows "
+                f"{processes.count} gives each one row, and makes the batch larger"
+            )
         self.settings = settings
+        self.processes = processes
         self.recipe = recipe_for(config)
         self.out = out
-        self.device = torch.device(device)
+        self.device = processes.device
         self.metadata = metadata or {}
         self._paths = list(stores)
         self._stores = self._open_stores()
@@ -107,16 +117,18 @@ class Trainer:
         if not any(len(store) for store in self._stores):
             raise InvalidInputError(f"no answers yet in {', '.join(map(str, stores))}")
         self.embedding = target.embedding.to(self.device)
-        out.mkdir(parents=True, exist_ok=True)
+        if processes.first:
+            out.mkdir(parents=True, exist_ok=True)
         self.state = TrainState()
         self._plan: EpochPlan | None = None
-        checkpoint = self._load_checkpoint(config)
+        checkpoint = processes.from_first(lambda: self._load_checkpoint(config))
+        self.d2t: Ints | None = None
         if checkpoint is not None:
-            self.d2t: Ints | None = checkpoint["d2t"]
-        elif config.draft_vocab_size is not None:
-            self.d2t = choose_draft_vocabulary(self._training_documents(), config.vocab_size, config.draft_vocab_size)
-        else:
-            self.d2t = None
+            self.d2t = checkpoint["d2t"]
+        elif (size := config.draft_vocab_size) is not None:
+            self.d2t = processes.from_first(
+                lambda: choose_draft_vocabulary(self._training_documents(), config.vocab_size, size)
+            )
         self.lm_head = target.lm_head.to(self.device)
         self._autocast = has_fast_bfloat16(self.device)
         d2t = None if self.d2t is None else torch.from_numpy(self.d2t).to(self.device)
@@ -135,14 +147,15 @@ class Trainer:
         )
         if checkpoint is not None:
             self.head.load_state_dict(checkpoint["head"])
-            self.average = checkpoint["average"]
+            self.average = {name: tensor.to(self.device) for name, tensor in checkpoint["average"].items()}
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             self.state = TrainState(**checkpoint["state"])
-        self._noise_scale = self._feature_deviation() * settings.noise
+        self._noise_scale = processes.from_first(self._feature_deviation) * settings.noise
 
     def run(self, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> TrainState:
-        """Train to ``settings.steps``; ``progress`` gets each line of metrics as it is written."""
-        held_out = [document for document in self.held_out_documents() if document.greedy]
+        """Train to ``settings.steps``; ``progress`` gets each line of metrics as the first process writes it."""
+        candidates = self.held_out_documents() if self.processes.first else []
+        held_out = [document for document in candidates if document.greedy]
         saved = time.monotonic()
         while self.state.step < self.settings.steps:
             started = time.perf_counter()
@@ -162,6 +175,8 @@ class Trainer:
                 raise InvalidInputError(
                     f"the loss became {metrics['loss']} at step {self.state.step}: try a smaller learning rate"
                 )
+            if not self.processes.first:
+                continue
             last = self.state.step == self.settings.steps
             if held_out and (last or self.state.step % self.settings.evaluate_every == 0):
                 metrics.update(self.evaluate(held_out))
@@ -177,6 +192,7 @@ class Trainer:
             if last or time.monotonic() - saved > self.settings.checkpoint_seconds:
                 self.save_checkpoint()
                 saved = time.monotonic()
+        self.processes.wait()
         return self.state
 
     def evaluate(self, documents: Sequence[Document]) -> dict[str, float]:
@@ -240,21 +256,28 @@ class Trainer:
 
     def _step(self) -> tuple[int, BatchLoss]:
         settings, state = self.settings, self.state
-        documents = self._next_documents()
-        batch = make_batch(documents, settings.row_size, settings.prompt_weight).to(self.device)
+        rows = self._next_documents()
+        share = self.processes.share(len(rows))
+        batch = make_batch(rows[share], settings.row_size, settings.prompt_weight).to(self.device)
+        if self.processes.idle(len(rows)):
+            batch = batch.silenced()
         noise = None
         if self._noise_scale > 0:
-            # On the host, so that a run is the same on every device.
+            # Of the whole batch and on the host: the same for any number of processes, on every device.
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + state.step)
-            uniform = torch.rand(batch.features.shape, generator=generator).to(self.device)
+            shape = len(rows), *batch.features.shape[1:]
+            uniform = torch.rand(shape, generator=generator)[share].to(self.device)
             noise = (2 * uniform - 1) * self._noise_scale
         now = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings, state.step)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            measured = self.recipe.loss(self.head, batch, self.embedding, self.draft_lm_head, now, noise)
+            measured = self.recipe.loss(
+                self.head, batch, self.embedding, self.draft_lm_head, now, noise, self.processes.sum
+            )
         measured.loss.backward()  # type: ignore[no-untyped-call]
+        self.processes.sum_gradients(self.head.parameters())
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.clip)
         self.optimizer.step()
         state.step += 1
@@ -262,16 +285,23 @@ class Trainer:
             decay = min(settings.ema, state.step / (state.step + 10))  # the start is soon forgotten
             for name, tensor in self.head.state_dict().items():
                 self.average[name].lerp_(tensor, 1 - decay)
-        pairs = int((batch.documents >= 0).sum())
+        pairs, measured = self._add_up(int((batch.documents >= 0).sum()), measured)
         state.tokens += pairs
         return pairs, measured
+
+    def _add_up(self, pairs: int, part: BatchLoss) -> tuple[int, BatchLoss]:
+        """Pairs and outcome of the whole batch."""
+        own = [pairs, float(part.loss.detach()), part.regression, part.distillation, part.weight, *part.agreement]
+        pairs_, loss, regression, distillation, weight, *agreement = self.processes.sum_numbers(own)
+        whole = BatchLoss(torch.tensor(loss), regression, distillation, tuple(agreement), weight)
+        return int(pairs_), whole
 
     def _next_documents(self) -> list[list[Document]]:
         """The rows of the next batch, opening the next epoch where one ends."""
         state = self.state
         if state.position == 0 or not state.documents:
             self._stores = self._open_stores()
-            state.documents = tuple(len(store) for store in self._stores)
+            state.documents = self.processes.least([len(store) for store in self._stores])
             self._plan = None
         if self._plan is None:
             self._plan = self._plan_epoch()
@@ -305,7 +335,7 @@ class Trainer:
         file = self.out / "state.pt"
         if not file.exists():
             return None
-        checkpoint: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=False)
+        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
         if checkpoint["config"] != asdict(config):
             raise CheckpointError(
                 f"{self.out} holds a run of another head, {checkpoint['config']}; asked for {asdict(config)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,10 +21,18 @@ from eyas.tree import Ints
 Config = TypeVar("Config", bound=HeadConfig)
 Head = TypeVar("Head", bound=DraftHead)
 
+AddUp = Callable[[Tensor], Tensor]
+"""What a sum over some rows is over the whole batch, where processes share one."""
+
+
+def alone(value: Tensor) -> Tensor:
+    """``AddUp`` of rows that are the whole batch."""
+    return value
+
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """One batch's outcome.
+    """One batch's outcome, or a part's: the values of all parts add up to the batch's.
 
     Attributes:
         loss: scalar to minimise.
@@ -65,6 +73,7 @@ class Recipe(ABC, Generic[Config, Head]):
         draft_lm_head: Tensor,
         settings: TrainSettings,
         noise: Tensor | None = None,
+        add_up: AddUp = alone,
     ) -> BatchLoss:
         """The loss of a batch; a function of its arguments alone.
 
@@ -73,6 +82,7 @@ class Recipe(ABC, Generic[Config, Head]):
             draft_lm_head: [draft vocab, H], the rows of the target's lm_head that are scored, in the dtype to multiply
                 in.
             noise: like ``batch.features``, added to them.
+            add_up: where ``batch`` is a part of one; called once per unrolled step.
         """
 
     @abstractmethod
@@ -92,15 +102,17 @@ class UnrolledStep:
         share: weight of the step in the loss.
         outputs: [n, H] the head's, for the rows whose batch weight is above 0.
         weights: [n] of those rows; 0 where a document has no true pair that far back.
+        total: their sum over the whole batch.
     """
 
     share: float
     outputs: Tensor
     weights: Tensor
+    total: Tensor
 
 
 def unroll(
-    head: DraftHead, batch: Batch, embeds: Tensor, hidden: Tensor, settings: TrainSettings
+    head: DraftHead, batch: Batch, embeds: Tensor, hidden: Tensor, settings: TrainSettings, add_up: AddUp = alone
 ) -> Iterator[UnrolledStep]:
     """Let the head take ``settings.unroll`` steps from every pair, as drafting would: after the first on its own
     outputs, each step seeing true pairs and self-made ones as a draft chain does (``Batch.step_mask``).
@@ -112,20 +124,21 @@ def unroll(
     cache = UnrollCache(head.config.num_layers) if settings.unroll > 1 else None
     rows = batch.weights > 0  # [B, S]
     out = head(embeds, hidden, batch.positions, batch.step_mask(1), cache)  # [B, S, H]
-    yield UnrolledStep(1.0, out[rows], batch.weights[rows])
+    weights = batch.weights[rows]
+    yield UnrolledStep(1.0, out[rows], weights, add_up(weights.sum()))
     if settings.unroll == 1:
         return
     places = batch.taught(settings.unroll)
     embeds, positions = _at(embeds, places), batch.positions.gather(1, places.index)  # [B, P, H], [B, P]
-    weights = batch.weights.gather(1, places.index)
-    counted = (weights > 0) & places.used  # the same pairs as rows, in the same order
+    counted = (batch.weights.gather(1, places.index) > 0) & places.used  # the same pairs as rows, in the same order
     hidden = _at(_follow(hidden, out), places)
     for step in range(2, settings.unroll + 1):
         if settings.detach:
             hidden = hidden.detach()
         out = head(embeds, hidden, positions, batch.step_mask(step, places), cache)  # [B, P, H]
         share = settings.unroll_decay ** (step - 1)
-        yield UnrolledStep(share, out[counted], weights[counted] * (positions[counted] >= step - 1))
+        usable = weights * (positions[counted] >= step - 1)
+        yield UnrolledStep(share, out[counted], usable, add_up(usable.sum()))
         hidden = _follow(hidden, out)
 
 

@@ -15,7 +15,7 @@ from eyas.heads.eagle import EagleHead, initialise
 from eyas.heads.layers import head_arrays
 from eyas.train.batches import Batch
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
-from eyas.train.recipes.base import BatchLoss, Recipe, unroll
+from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, unroll
 from eyas.train.settings import TrainSettings
 from eyas.tree import Ints
 
@@ -39,6 +39,7 @@ class EagleRecipe(Recipe[EagleConfig, EagleHead]):
         draft_lm_head: Tensor,
         settings: TrainSettings,
         noise: Tensor | None = None,
+        add_up: AddUp = alone,
     ) -> BatchLoss:
         features = batch.features if noise is None else batch.features + noise
         total = features.new_zeros(())
@@ -47,16 +48,16 @@ class EagleRecipe(Recipe[EagleConfig, EagleHead]):
         rows = batch.weights > 0  # [B, S]
         true = batch.targets[rows]  # [n, H]
         teacher = teacher_probabilities(true, draft_lm_head)  # [n, draft vocab]
-        for step in unroll(head, batch, embedding[batch.tokens], features, settings):
-            distillation, same = distillation_loss(step.outputs, draft_lm_head, teacher, step.weights)
-            regression = weighted_mean(regression_loss(step.outputs, true), step.weights)
+        for step in unroll(head, batch, embedding[batch.tokens], features, settings, add_up):
+            distillation, same = distillation_loss(step.outputs, draft_lm_head, teacher, step.weights, step.total)
+            regression = weighted_mean(regression_loss(step.outputs, true), step.weights, step.total)
             total = total + step.share * (
                 settings.regression_weight * regression + settings.distillation_weight * distillation
             )
             shares += step.share
             regression_sum += float(regression.detach())
             distillation_sum += float(distillation.detach())
-            agreement.append(float(weighted_mean(same.float(), step.weights)))
+            agreement.append(float(weighted_mean(same.float(), step.weights, step.total)))
         return BatchLoss(
             total / shares,
             regression_sum / settings.unroll,

@@ -16,7 +16,7 @@ from eyas.heads.eagle3 import Eagle3Head, initialise
 from eyas.heads.layers import head_arrays
 from eyas.train.batches import Batch
 from eyas.train.losses import distillation_loss, teacher_probabilities, weighted_mean
-from eyas.train.recipes.base import BatchLoss, Recipe, unroll
+from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, unroll
 from eyas.train.settings import TrainSettings
 from eyas.tree import Ints
 
@@ -42,6 +42,7 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
         draft_lm_head: Tensor,
         settings: TrainSettings,
         noise: Tensor | None = None,
+        add_up: AddUp = alone,
     ) -> BatchLoss:
         """Cross-entropy to the target's distribution, renormalised over the draft vocabulary."""
         features = batch.features if noise is None else batch.features + noise  # [B, S, 3H]
@@ -51,12 +52,14 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
         rows = batch.weights > 0  # [B, S]
         teacher = teacher_probabilities(batch.targets[rows], draft_lm_head)  # [n, draft vocab]
         own_lm_head = head.lm_head.weight.to(draft_lm_head.dtype)
-        for step in unroll(head, batch, embedding[batch.tokens], head.fuse(features), settings):
-            distillation, same = distillation_loss(head.norm(step.outputs), own_lm_head, teacher, step.weights)
+        for step in unroll(head, batch, embedding[batch.tokens], head.fuse(features), settings, add_up):
+            distillation, same = distillation_loss(
+                head.norm(step.outputs), own_lm_head, teacher, step.weights, step.total
+            )
             total = total + step.share * distillation
             shares += step.share
             distillation_sum += float(distillation.detach())
-            agreement.append(float(weighted_mean(same.float(), step.weights)))
+            agreement.append(float(weighted_mean(same.float(), step.weights, step.total)))
         return BatchLoss(total / shares, 0.0, distillation_sum / settings.unroll, tuple(agreement), float(rows.sum()))
 
     def drafter(self, head: Eagle3Head, embedding: Tensor, lm_head: Tensor, d2t: Tensor | None) -> Eagle3Drafter:
