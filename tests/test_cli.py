@@ -185,6 +185,8 @@ def test_show_tree_draws_the_best_cycle(eyas: Runner) -> None:
         (["bench", "--questions", "/nowhere.jsonl"], "cannot read the questions"),
         (["bench", "--report", "/nowhere.json"], "cannot read the results"),
         (["generate", QUESTION, "--presence-penalty", "1e300"], "presence_penalty must be between"),
+        (["profile", "--threads", "0"], "threads must be between 1 and 1024"),
+        (["perplexity", __file__, "--threads", "0"], "threads must be between 1 and 1024"),
     ],
 )
 def test_mistakes_are_one_message_and_exit_code_2(eyas: Runner, arguments: list[str], message: str) -> None:

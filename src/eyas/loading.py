@@ -68,8 +68,7 @@ def load_target(
     """
     if engine not in ENGINES:
         raise InvalidInputError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise InvalidInputError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
+    check_threads(threads)
     source = load_source(name, progress)
     if engine == "native" or (engine == "auto" and _native_runs(source, device, dtype)):
         from eyas.targets.native import NativeTarget
@@ -83,6 +82,12 @@ def load_target(
     return LoadedTarget(
         load_hf(source, dtype=dtype, device=device, threads=threads, feature_levels=feature_levels), source
     )
+
+
+def check_threads(threads: int | None) -> None:
+    """InvalidInputError where no machine has so many (or so few) threads; None stands for all cores."""
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise InvalidInputError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
 
 
 def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:

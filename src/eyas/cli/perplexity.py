@@ -26,9 +26,11 @@ def perplexity_command(
 ) -> None:
     """Measure what the native engine's weight types cost in quality, on a text."""
     from eyas.bench.perplexity import perplexity, table
+    from eyas.loading import check_threads
     from eyas.models import load_source
     from eyas.native.config import WEIGHT_TYPES
 
+    check_threads(threads)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

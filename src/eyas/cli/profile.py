@@ -25,9 +25,10 @@ def profile_command(
 ) -> None:
     """Measure the native engine: memory, arithmetic, and passes over 1 to 64 tokens."""
     from eyas.bench.profile import TYPES, profile, table
-    from eyas.loading import DEFAULT_HEAD
+    from eyas.loading import DEFAULT_HEAD, check_threads
     from eyas.models import DEFAULT_NAMES, load_source
 
+    check_threads(threads)
     source = load_source(target, tell)
     shipped = str(DEFAULT_HEAD) if DEFAULT_HEAD.is_dir() and source.name in DEFAULT_NAMES else None
     result = profile(
