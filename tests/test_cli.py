@@ -198,7 +198,14 @@ def test_mistakes_are_one_message_and_exit_code_2(eyas: Runner, arguments: list[
 
 
 @pytest.mark.parametrize(
-    "arguments", [["generate"], ["nothing"], ["generate", "x", "--policy", "best"], ["generate", "x", "--topk", "x"]]
+    "arguments",
+    [
+        ["generate"],
+        ["nothing"],
+        ["profile", "--repeats", "0"],
+        ["generate", "x", "--policy", "best"],
+        ["generate", "x", "--topk", "x"],
+    ],
 )
 def test_usage_mistakes_exit_with_2(eyas: Runner, arguments: list[str]) -> None:
     ran = eyas(*arguments)

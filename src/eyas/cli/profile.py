@@ -19,8 +19,8 @@ def profile_command(
         str | None, Option(help="Weight types, comma-separated. Default: all.", show_default=False)
     ] = None,
     threads: Annotated[int | None, Option(help="CPU threads. Default: all cores.", show_default=False)] = None,
-    context: Annotated[int, Option(help="Tokens in the cache.")] = 256,
-    repeats: Annotated[int, Option(help="Measurements of each; medians are shown.")] = 15,
+    context: Annotated[int, Option(min=1, help="Tokens in the cache.")] = 256,
+    repeats: Annotated[int, Option(min=1, help="Measurements of each; medians are shown.")] = 15,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the native engine: memory, arithmetic, and passes over 1 to 64 tokens."""
