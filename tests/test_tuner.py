@@ -303,7 +303,7 @@ class Paying:
         return self.policy.select(candidates)
 
 
-EFFORT = Effort(rows=(1, 4, 8, 16), nodes=(1, 2, 4), repeats=2, num_steps=4, topk=4, max_tokens=24, context=40)
+EFFORT = Effort(rows=(1, 4, 8, 16), nodes=(1, 2, 4), repeats=2, num_steps=4, topk=4, max_tokens=24)
 
 
 def test_the_tuner_finds_the_prices_and_predicts_the_speeds(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ class Effort:
         num_steps: levels recorded: the deepest tree that can be chosen.
         topk: width recorded: the widest.
         max_tokens: length of each recorded answer.
-        context: tokens of context for the timings, as far as the prompts have them.
         checks: prompts answered for real by each checked policy.
         races: times each of them is answered.
     """
@@ -54,7 +53,6 @@ class Effort:
     num_steps: int = 6
     topk: int = 8
     max_tokens: int = 64
-    context: int = 256
     checks: int = 4
     races: int = 3
 
@@ -63,7 +61,7 @@ class Effort:
             raise InvalidInputError(f"rows to time start at 1 and increase, two at least, got {list(self.rows)}")
         if list(self.nodes) != sorted(set(self.nodes)) or self.nodes[:1] != (1,):
             raise InvalidInputError(f"nodes to time start at 1 and increase, got {list(self.nodes)}")
-        for name in ("repeats", "num_steps", "topk", "context", "checks", "races"):
+        for name in ("repeats", "num_steps", "topk", "checks", "races"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_tokens < 2:
@@ -101,11 +99,13 @@ def tune(
     if not any(len(prompt) > FRESH + 1 for prompt in prompts):
         raise InvalidInputError(f"tuning needs a prompt of more than {FRESH + 1} tokens")
     tell: TuneProgress = progress or (lambda text, share: None)
-    context = [*max(prompts, key=len)]
-    while len(context) < effort.context:
-        context += context
+    # Passes cost more the more they look back on: they are timed in the middle of a usual answer.
+    middle = sum(map(len, prompts)) // len(prompts) + effort.max_tokens // 2
     room = target.info.max_positions - max(effort.rows) - 1
-    context = context[: max(FRESH + 2, min(effort.context, room))]
+    context = [*max(prompts, key=len)]
+    while len(context) < middle:
+        context += context
+    context = context[: max(FRESH + 2, min(middle, room))]
 
     tell("timing the target", 0.0)
     verify = time_verify(target, context, effort.rows, effort.repeats, clock)
