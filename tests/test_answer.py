@@ -201,6 +201,9 @@ def test_the_store_is_laid_out_as_documented(target: HFTarget, tmp_path: Path) -
 def test_stores_that_cannot_be_used_say_why(target: HFTarget, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no feature store"):
         FeatureStore(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="no feature store"):
+        FeatureStore(tmp_path / "file")
     run(target, tmp_path / "s", PROMPTS[:2])
     with pytest.raises(CheckpointError, match="another target"):
         StoreWriter(tmp_path / "s", target={"name": "other"}, feature_size=16, settings={})
@@ -235,7 +238,9 @@ def test_every_usual_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"turns": []}', '{"turns": [3]}', '{"prompt": " "}', '{"messages": [7]}']
+    "line",
+    ["{", "[]", "{}", '{"turns": []}', '{"turns": [3]}', '{"prompt": " "}', '{"messages": [7]}', "[" * 100_000],
+    ids=lambda line: line[:20],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "p.jsonl"

@@ -120,6 +120,9 @@ def test_mistakes(tmp_path: Path) -> None:
         export_head(head, "vllm", tmp_path / "." / "head")
     with pytest.raises(InvalidInputError, match="sglang, vllm"):
         export_head(head, "ollama", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInputError, match="file is a file"):
+        export_head(head, "vllm", tmp_path / "file")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

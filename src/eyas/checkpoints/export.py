@@ -51,13 +51,15 @@ def export_head(head: str | Path, engine: str, out: Path) -> Exported:
     """Write the head in directory ``head`` into ``out`` as ``engine`` reads it.
 
     Raises:
-        InvalidInputError: an unknown engine, or ``out`` is the head itself.
+        InvalidInputError: an unknown engine; ``out`` is the head itself, or a file.
         CheckpointError: a head that cannot be read, or that the engine cannot run.
     """
     if engine not in ENGINES:
         raise InvalidInputError(f"heads can be exported for {', '.join(ENGINES)}, not for {engine!r}")
     if out.resolve() == Path(head).resolve():
         raise InvalidInputError(f"{out} is the head itself; choose another directory")
+    if out.exists() and not out.is_dir():
+        raise InvalidInputError(f"{out} is a file; the exported head is a directory, choose another name")
     checkpoint = load_head(head)
     return ENGINES[engine](checkpoint, out)
 

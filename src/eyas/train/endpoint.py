@@ -82,7 +82,7 @@ class Endpoint:
             if not isinstance(text, str):
                 raise TypeError(f"content is {text!r:.80}")
             return text, choice.get("finish_reason")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             raise FetchError(
                 f"{self.url} did not answer with a chat completion ({error!r}): {answered!r:.200}"
             ) from None
@@ -228,5 +228,5 @@ def read_replies(file: Path) -> Iterator[Reply]:
                 tuple(record["messages"]),
                 tuple(record["finish_reasons"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{file}, line {number} is not a reply ({error!r}); delete the line") from None

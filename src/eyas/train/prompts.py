@@ -56,7 +56,7 @@ def read_prompts(files: Iterable[Path]) -> list[Prompt]:
             where = f"{file}, line {number}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidInputError(f"{where} is not valid JSON: {error}") from None
             prompts.append(_prompt(len(prompts), record, where))
     return prompts

@@ -220,7 +220,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
             f"{path} is no feature store: it has no {MANIFEST}; make one with `eyas data answer`"
         ) from None

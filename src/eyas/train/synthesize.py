@@ -264,7 +264,7 @@ def _continue(out: Path, kept: Kept) -> int:
             record: Any = json.loads(line)
             following = max(following, int(record["attempt"]) + 1)
             kept.add(str(record["turns"][0]))
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             raise InvalidInputError(
                 f"{out}, line {number} was not written by `eyas data synthesize`; choose another file"
             ) from None
