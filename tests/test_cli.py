@@ -20,6 +20,7 @@ from typer import Option
 from eyas.cli import main
 from eyas.cli.interrupt import deferred_interrupt
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.errors import InvalidInputError
 from eyas.generate import Session
 from eyas.loading import ENGINES
 from eyas.plan import CHOICES, MEASURED, DraftSettings
@@ -147,6 +148,53 @@ def test_a_stop_string_ends_the_answer(eyas: Runner) -> None:
     assert result["text"] == " ".join(words[:5]) + " "
 
 
+@pytest.mark.parametrize("cap", range(1, 17))
+def test_every_count_is_the_cap(eyas: Runner, cap: int) -> None:
+    budget = ("--policy", "dynamic", "--num-steps", "4", "--topk", "3", "--num-draft-tokens", "12")  # blocks of 5
+    common = ("generate", QUESTION, "--ignore-eos", "--max-tokens", str(cap), *budget)
+    result = eyas(*common, "--json").json
+    stats = result["stats"]
+    assert result["finish_reason"] == "length"
+    assert len(result["token_ids"]) == result["usage"]["completion_tokens"] == cap
+    assert stats["cycles"] * stats["acceptance_length"] == pytest.approx(cap - 1)
+    assert cap - 1 - stats["cycles"] <= stats["accepted_tokens"] <= min(cap - 1, stats["draft_tokens"])
+    for way in ("--stream", "--no-stream"):
+        ran = eyas(*common, way)
+        assert ran.out == result["text"] + "\n"
+        assert f"[{cap} tokens (length)" in ran.err
+
+
+def cut(text: str, stops: list[str]) -> str:
+    """Up to the first stop string, as a reader going by character would find it."""
+    for end in range(len(text) + 1):
+        if complete := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+@pytest.mark.parametrize("template", [(), ("--raw",)], ids=["chat", "raw"])
+def test_stop_strings_streamed_and_whole(eyas: Runner, template: tuple[str, ...]) -> None:
+    common = ("generate", f"begin {QUESTION}", "--ignore-eos", "--max-tokens", "16", *template)
+    text = eyas(*common, "--draft", "none", "--json").json["text"]
+    words = text.split(" ")
+    for stops in (
+        [words[0]],  # at once
+        [f"{words[3]} {words[4]}"],  # two words
+        [f"{words[2]} {words[3]}?", "\nUser:"],  # begun and never finished
+        [words[5], words[5] + " "],  # the shorter one is complete first
+        [words[6][1:] + " " + words[7][:1], "zz"],
+    ):
+        options = [word for stop in stops for word in ("--stop", stop)]
+        wanted = cut(text, stops)
+        result = eyas(*common, *options, "--json").json
+        assert result["text"] == wanted
+        assert result["finish_reason"] == ("length" if wanted == text else "stop")
+        for way in ("--stream", "--no-stream"):
+            assert eyas(*common, *options, way).out == wanted + "\n"
+        if wanted == text:
+            assert stops[-1] == "\nUser:"
+
+
 def test_a_seed_repeats_a_sampled_answer(eyas: Runner) -> None:
     def sampled(seed: int) -> list[int]:
         options = ("--temperature", "1", "--seed", str(seed), "--max-tokens", "20", "--ignore-eos")
@@ -195,6 +243,31 @@ def test_mistakes_are_one_message_and_exit_code_2(eyas: Runner, arguments: list[
     assert message in ran.err
     assert ran.err.startswith("eyas: ")
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "-0.1"),
+        ("temperature", "nan"),
+        ("temperature", "inf"),
+        ("top_k", "-2"),
+        ("top_p", "1.1"),
+        ("top_p", "nan"),
+        ("min_p", "1.5"),
+        ("min_p", "-0.5"),
+        ("repetition_penalty", "0"),
+        ("presence_penalty", "nan"),
+        ("frequency_penalty", "-inf"),
+        ("seed", "-1"),
+    ],
+)
+def test_sampling_is_refused_in_the_librarys_own_words(eyas: Runner, name: str, value: str) -> None:
+    number = int(value) if name in ("top_k", "seed") else float(value)
+    with pytest.raises(InvalidInputError) as refused:
+        SamplingParams(**{name: number})  # type: ignore[arg-type]
+    ran = eyas("generate", QUESTION, f"--{name.replace('_', '-')}", value)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"eyas: {refused.value}\n")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -27,11 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory."""
     path = tmp_path_factory.mktemp("model")
     tiny_llama(vocab_size=VOCAB, hidden_size=64, max_positions=256).save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+def save_tokenizer(path: Path) -> None:
     tokenizer = table_tokenizer()
     tokenizer.backend.save(str(path / "tokenizer.json"))
     assert tokenizer.chat_template is not None
     (path / "chat_template.jinja").write_text(tokenizer.chat_template)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,82 @@ def test_a_tuned_head_changes_nothing_and_is_known_by_its_weights(
     capsys.readouterr()
     assert code(*ask) == 0
     assert "drafter fingerprint" in capsys.readouterr().err
+
+
+def save_bin(model: Any, path: Path) -> None:
+    import torch
+
+    model.config.save_pretrained(path)
+    torch.save(model.state_dict(), path / "pytorch_model.bin")
+
+
+LAYOUTS: dict[str, tuple[bool, int, Callable[[Any, Path], None]]] = {  # tied, files of weights, how it is saved
+    "single tied": (True, 1, lambda model, path: model.save_pretrained(path)),
+    "single untied": (False, 1, lambda model, path: model.save_pretrained(path)),
+    "shards tied": (True, 2, lambda model, path: model.save_pretrained(path, max_shard_size="100KB")),
+    "bin tied": (True, 1, save_bin),
+    "bin untied": (False, 1, save_bin),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_in_every_layout_answer_teach_and_run(
+    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path, layout: str
+) -> None:
+    tied, files, save = LAYOUTS[layout]
+    path = tmp_path / "model"
+    path.mkdir()
+    save(tiny_llama(vocab_size=VOCAB, hidden_size=64, max_positions=256, tied=tied), path)
+    save_tokenizer(path)
+    assert len([*path.glob("*.safetensors"), *path.glob("*.bin")]) >= files
+    store, run = tmp_path / "store", tmp_path / "run"
+    target = ("--target", str(path), "--threads", "1")
+    answer = ("data", "answer", str(prompts), "--out", str(store), "--max-tokens", "24", "--limit", "8", *target)
+    assert code(*answer, "--dtype", "float32") == 0
+    assert code("train", str(store), "--out", str(run), "--steps", "2", "--rows", "2", "--row-size", "64", *target) == 0
+    answers = []
+    for engine in ("transformers", "native") if native.available() else ("transformers",):
+        ask = ("generate", "w9 w10", "--draft", str(run / "head"), "--engine", engine, "--dtype", "float32", *target)
+        result = run_json(capsys, *ask, "--json", "--compare", *FAST)
+        assert result["identical"] is True
+        assert result["stats"]["draft_tokens"] > 0
+        answers.append(result["token_ids"])
+    assert answers[0] == answers[-1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_head_of_the_base_model_drafts_for_a_fine_tune_with_a_word_about_it(
+    capsys: pytest.CaptureFixture[str], model: Path, head: Path, tmp_path: Path, engine: str
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tuned = Path(copytree(model, tmp_path / "tuned"))
+    weights = load_file(tuned / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    shifted = {name: each + 0.03 * torch.randn(each.shape, generator=generator) for name, each in weights.items()}
+    save_file(shifted, tuned / "model.safetensors", {"format": "pt"})
+    silent = Path(copytree(head, tmp_path / "silent"))  # as published heads are: nothing says what it was trained for
+    save_file(load_file(silent / "model.safetensors"), silent / "model.safetensors", {"format": "pt"})
+
+    def ask(target: Path, draft: Path) -> tuple[Any, str]:
+        options = ("--engine", engine, "--dtype", "float32", "--threads", "1", "--json", "--compare", *FAST)
+        capsys.readouterr()
+        assert code("generate", "w9 w10", "--target", str(target), "--draft", str(draft), *options) == 0
+        captured = capsys.readouterr()
+        return json.loads(captured.out), captured.err
+
+    result, said = ask(tuned, head)
+    assert result["identical"] is True
+    assert result["stats"]["draft_tokens"] > 0
+    assert said == (
+        f"eyas: draft head {head} was trained for {model}, and {tuned} has other weights: answers stay exact, but "
+        "fewer guesses may be accepted\n"
+    )
+    base, said = ask(model, head)
+    assert (base["identical"], said) == (True, "")
+    assert base["token_ids"] != result["token_ids"]
+    assert ask(tuned, silent)[1] == ""
 
 
 @pytest.mark.parametrize("engine", ENGINES)

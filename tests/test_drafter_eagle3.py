@@ -41,6 +41,12 @@ CONFIG = Eagle3Config(
     vocab_size=V,
     draft_vocab_size=len(IDS),
 )
+STRETCHED: dict[str, Any] = {
+    "rope_theta": 1e6,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "max_position_embeddings": 64,
+    "head_dim": 10,
+}
 DYNAMIC = DynamicPolicy(num_steps=4, topk=4, num_draft_tokens=12)
 POLICIES: list[TreePolicy] = [DYNAMIC, StaticPolicy.eagle1(), StaticPolicy.chain(5)]
 
@@ -98,7 +104,7 @@ def assert_recomputed(drafter: Eagle3Drafter, candidates: Candidates, tokens: li
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "rope_theta": 1e6}, {"draft_vocab_size": None}])
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "rope_theta": 1e6}, {"draft_vocab_size": None}, STRETCHED])
 def test_every_node_equals_its_own_path_from_scratch(policy: TreePolicy, changes: dict[str, Any]) -> None:
     drafter = make_drafter(replace(CONFIG, **changes))
     tokens, features = context(9)

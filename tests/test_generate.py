@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from eyas.tree import Floats
 from support.answers import Answered, answer, scripted
 from support.drafters import Script, ScriptedDrafter, ScriptedSession, anti_oracle, dial, mixed, oracle
 from support.exhaustive import distribution
-from support.tiny import TableTarget, greedy_ranking, tiny_llama
+from support.tiny import TableTarget, greedy_ranking, tiny_llama, tiny_native
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
 
@@ -92,28 +93,7 @@ def cpu(request: pytest.FixtureRequest, llama: Any) -> Target:
     """The same weights behind the native engine."""
     if not native.available():
         pytest.skip(native.reason())
-    from eyas.targets.native import NativeTarget
-
-    config = llama.config
-    settings = {
-        "model_type": "llama",
-        "rope_theta": 10000.0,
-        **{
-            name: getattr(config, name)
-            for name in (
-                "hidden_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "intermediate_size",
-                "vocab_size",
-                "max_position_embeddings",
-                "rms_norm_eps",
-            )
-        },
-    }
-    weights = {name: tensor.numpy() for name, tensor in llama.state_dict().items() if name != "lm_head.weight"}
-    return NativeTarget.from_weights(settings, weights, dtype=request.param, threads=1)
+    return tiny_native(llama, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -435,6 +415,51 @@ def test_sampled_answers_with_other_ends(stops: dict[str, Any]) -> None:
     plain = exact_answers(target, None, policy, params, max_tokens=4, **stops)
     for script in (oracle, mixed(1)):
         assert_same_distribution(exact_answers(target, script, policy, params, max_tokens=4, **stops), plain)
+
+
+class Five(TableTarget):
+    """Five tokens with the same chances everywhere."""
+
+    def logits(self, prefix: Sequence[int]) -> Floats:
+        return np.log(np.array([0.40, 0.30, 0.15, 0.10, 0.05], np.float32))
+
+
+@pytest.mark.parametrize(("temperature", "kept"), [(1.0, 2), (2.0, 3)])
+def test_filters_leave_the_same_tokens_by_whatever_way(temperature: float, kept: int) -> None:
+    """Speculative decoding, plain decoding and transformers' own processors; T=2 flattens before the filters."""
+    torch = pytest.importorskip("torch")
+    process = pytest.importorskip("transformers.generation.logits_process")
+    target = Five(5)
+    scores = torch.tensor(target.logits([]))[None]
+    for warper in (
+        process.TemperatureLogitsWarper(temperature),
+        process.TopKLogitsWarper(3),
+        process.TopPLogitsWarper(0.8),
+    ):
+        scores = warper(None, scores)
+    wanted = scores.softmax(-1)[0].tolist()
+    assert [chance > 0 for chance in wanted] == [token < kept for token in range(5)]
+    params = SamplingParams(temperature=temperature, top_k=3, top_p=0.8)
+    policy = DynamicPolicy(num_steps=2, topk=4, num_draft_tokens=8)
+    for script in (None, oracle, anti_oracle, mixed(2)):
+        answers = exact_answers(target, script, policy, params, max_tokens=2)
+        assert set(answers) == {(one, two) for one in range(kept) for two in range(kept)}
+        for (one, two), chance in answers.items():
+            assert float(chance) == pytest.approx(wanted[one] * wanted[two], rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-7, 1e-4, 0.1, 2])
+def test_every_corner_of_the_settings_answers(temperature: float) -> None:
+    target = TableTarget(12, seed=5)
+    drafter = scripted(target, mixed(0, 1), PROMPT)
+    greedy = answer(target, PROMPT, max_tokens=8).tokens
+    for top_p, top_k, min_p in product([0, 1e-6, 0.9, 1], [-1, 0, 1, 12, 13], [0, 1]):
+        params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=4)
+        ours = answer(target, PROMPT, drafter, policy=POLICIES["dynamic"], params=params, max_tokens=8, logprobs=1)
+        assert_teacher_forced(ours, target.logits, 1)
+        assert len(ours.tokens) == 8
+        if temperature < 1e-3 or top_p < 1e-3 or top_k == 1 or min_p == 1:  # one token is left
+            assert ours.tokens == greedy, params
 
 
 def test_draws_of_a_real_generator_follow_the_plain_distribution() -> None:

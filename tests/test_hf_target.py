@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
+from eyas.loading import load_target
 from eyas.models import load_source
-from eyas.targets.hf import HFTarget, attention_for, check_supported, load_hf
+from eyas.targets.hf import HFTarget, TorchOutput, attention_for, check_supported, load_hf
 from eyas.targets.hf_cache import PooledCache
 from eyas.tree import DraftTree
 from support import gguf_files
@@ -208,6 +213,16 @@ def test_bfloat16_runs_and_says_so() -> None:
     assert out.row(0).dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_equal_maxima_the_first_is_taken_as_on_the_host(dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 50_000, dtype=dtype)
+    logits[0, [49_999, 9, 31]] = 2.0
+    logits[2, [40_000, 20_001]] = 1.0
+    output = TorchOutput(logits, logits)
+    assert output.argmax().tolist() == [9, 0, 20_001]
+    assert [int(output.row(node).argmax()) for node in range(3)] == [9, 0, 20_001]
+
+
 def test_nothing_is_left_on_the_model() -> None:
     target = tiny()
     cache = prefilled(target, PROMPT)  # transformers notes its own output hooks on the first call
@@ -269,6 +284,32 @@ def test_refused_by_name(kind: str, changes: dict[str, Any], reason: str) -> Non
     config = AutoConfig.for_model(kind, **changes)
     with pytest.raises(UnsupportedModelError, match=rf"the-name.*{reason}"):
         check_supported(config, "the-name")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba", "qwen3_next", "minimax"])
+def test_refused_at_load_before_any_weight_is_read(tmp_path: Path, kind: str) -> None:
+    AutoConfig.for_model(kind).save_pretrained(tmp_path / "the-name")
+    with pytest.raises(UnsupportedModelError, match=rf"the-name \({kind}\) cannot be a target: its layers are"):
+        load_target(str(tmp_path / "the-name"))
+
+
+@pytest.mark.slow
+def test_whatever_keeps_a_state_beside_keys_and_values_is_refused() -> None:
+    """Every causal model that transformers has, known by the words its source uses."""
+    words = re.compile(r"\b(conv_states?|recurrent_states?|ssm_states?)\b")
+    refused = set()
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        module = model_type_to_module_name(kind)
+        source = Path(transformers.__file__).parent / "models" / module / f"modeling_{module}.py"
+        if not source.is_file() or not words.search(source.read_text(encoding="utf-8")):
+            continue
+        config = AutoConfig.for_model(kind)
+        if kind in ("lfm2", "lfm2_moe"):  # whose config says which layers are convolutions, by default none
+            config.layer_types = ["conv", "full_attention"]
+        with pytest.raises(UnsupportedModelError, match="the-name"):
+            check_supported(config, "the-name")
+        refused.add(kind)
+    assert refused >= {"mamba", "mamba2", "jamba", "bamba", "zamba2", "falcon_h1", "qwen3_next", "lfm2"}
 
 
 def test_a_window_as_wide_as_the_context_is_fine() -> None:

@@ -252,6 +252,9 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"empty: has no config\.json and no GGUF file"):
         load_source(tmp_path / "empty")
+    (tmp_path / "empty" / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"empty: holds an adapter, not a model; merge it"):
+        load_source(tmp_path / "empty")
 
 
 def test_hub_ids_come_from_the_local_cache_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,23 @@ HEADS: dict[str, EagleConfig] = {
     "biases": replace(CONFIG, fc_bias=True, qkv_bias=True),
     "two layers": replace(CONFIG, num_layers=2),
     "scaled rope": replace(CONFIG, rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "llama3 rope": replace(
+        CONFIG,
+        rope_theta=1e6,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "yarn rope": replace(
+        CONFIG,
+        rope_theta=1e6,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        max_position_embeddings=64,
+    ),
 }
 POLICIES: list[TreePolicy] = [
     DynamicPolicy(num_steps=4, topk=4, num_draft_tokens=12),

@@ -60,6 +60,7 @@ FRESH = [i for i, token in enumerate(PLAIN[:22]) if token not in PLAIN[:i]]  # p
 def test_the_reference_has_events_at_every_offset() -> None:
     assert len(FRESH) >= 14
     assert {place % 6 for place in FRESH} == set(range(6))
+    assert FRESH[-1] >= 20  # the target's own token behind a block of 20, or the first of the next
 
 
 def both(script: str, policy: str, target: TableTarget, **options: Any) -> Answered:
@@ -105,7 +106,7 @@ def assert_nothing_past_the_end(session: Session, ours: Answered) -> None:
 
 
 @setups
-@pytest.mark.parametrize("place", FRESH[:14])
+@pytest.mark.parametrize("place", FRESH)
 def test_eos_at_every_offset(script: str, policy: str, place: int) -> None:
     ours = both(script, policy, table(eos_token_ids=(PLAIN[place],)))
     assert ours.tokens == PLAIN[: place + 1]
@@ -126,13 +127,17 @@ def test_stop_ids_and_several_ends(script: str, policy: str) -> None:
 @setups
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_stop_strings_over_windows_of_tokens(script: str, policy: str, window: int) -> None:
-    for place in range(14):
+    ends = set()
+    for place in range(22):
         stop = decode(PLAIN[place : place + window])
         count = next(n for n in range(1, 41) if stop in decode(PLAIN[:n]))
+        ends.add(count)
         ours = both(script, policy, table(), stop_strings=(stop,))
         assert ours.tokens == PLAIN[:count]
         assert ours.text == decode(PLAIN).split(stop)[0]
         assert ours.reason == "stop"
+    if window > 1:
+        assert ends == set(range(window, 22 + window))  # wherever a block of 6 or of 20 may end, and past it
 
 
 @setups

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from eyas.errors import InvalidInputError
+from eyas.policies import StaticPolicy
 from eyas.text import IncrementalDetokenizer, StopStrings, TextTokenizer
+from eyas.tree import Floats
+from support.answers import Answered, answer, scripted
+from support.drafters import oracle
+from support.tiny import TableTarget
 
 TEXTS = (
     "안녕하세요 세계! 한국어로 답합니다.",
@@ -380,3 +387,59 @@ def test_empty_stop_strings_are_refused(stops: list) -> None:
 
 def test_one_stop_string_may_come_bare() -> None:
     assert run_stops(["x###y"], "###") == (["x", ""], "###")  # type: ignore[arg-type]
+
+
+# --- through the loop ------------------------------------------------------------------------------------------
+
+
+class Reciting(TableTarget):
+    """Says the same tokens whatever the prompt, one after the other."""
+
+    def __init__(self, tokens: list[int], vocab_size: int) -> None:
+        super().__init__(vocab_size, max_positions=len(tokens) + 2)
+        self._said = tokens
+
+    def logits(self, prefix: Sequence[int]) -> Floats:
+        logits = np.zeros(self.info.vocab_size, np.float32)
+        if len(prefix) <= len(self._said):
+            logits[self._said[len(prefix) - 1]] = 9.0
+        return logits
+
+
+def recited(tokenizer: TextTokenizer, ids: list[int], block: int, cap: int) -> Answered:
+    """The answer in blocks of ``block`` tokens at most, up to ``cap`` tokens."""
+    target = Reciting(ids, tokenizer.vocab_size)
+    drafter = scripted(target, oracle, [0]) if block > 1 else None
+    policy = StaticPolicy.chain(max(1, block - 1))
+    ours = answer(target, [0], drafter, policy=policy, tokenizer=tokenizer, max_tokens=cap)
+    assert ours.tokens == ids[:cap]
+    assert cap <= block + 1 or max(ours.blocks) == block
+    return ours
+
+
+@pytest.mark.parametrize("block", range(1, 7))
+@pytest.mark.parametrize("text", TEXTS[:3])
+@pytest.mark.parametrize("maker", [byte_level, byte_fallback])
+def test_blocks_of_any_size_stream_the_same_text(maker, text: str, block: int) -> None:
+    """Cut anywhere, in mid-character too: the deltas join to the one-shot decode, and none is taken back."""
+    tokenizer = maker()
+    ids = tokenizer.encode(text)
+    for cap in (*range(1, len(ids), 4), len(ids)):  # 4: after each byte of a character of three
+        ours = recited(tokenizer, ids, block, cap)
+        assert ours.text == tokenizer.decode(ids[:cap])
+        shown = ""
+        for step in ours.steps[:-1]:
+            shown += step.text
+            assert text.startswith(shown)
+    assert ours.text == text
+
+
+@pytest.mark.parametrize("block", [1, 6])
+@pytest.mark.parametrize("maker", [byte_level, byte_fallback])
+def test_a_stray_byte_holds_no_later_block_back(maker, block: int) -> None:
+    tokenizer = maker()
+    letter = tokenizer.backend.token_to_id("a")
+    stray = tokenizer.backend.token_to_id("<0xFF>" if maker is byte_fallback else "ÿ")
+    ours = recited(tokenizer, [letter, stray, *[letter] * 500], block, 502)
+    assert ours.text == "a\ufffd" + "a" * 500
+    assert [len(step.text) for step in ours.steps] == [len(step.tokens) for step in ours.steps]

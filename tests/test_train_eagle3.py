@@ -112,7 +112,9 @@ def test_the_loss_does_not_depend_on_how_documents_lie() -> None:
     documents = [inner(document(5 + i, seed=i + 1)) for i in range(4)]
     packed = loss_of([documents], 40)
     assert loss_of([[d] for d in documents], 12) == pytest.approx(packed, abs=1e-5)
+    assert loss_of([[d] for d in documents], 48) == pytest.approx(packed, abs=1e-5)  # padded x4
     assert loss_of([documents[2:], documents[:2]], 40) == pytest.approx(packed, abs=1e-5)
+    assert loss_of([documents, documents], 40) == pytest.approx(packed, abs=1e-5)  # a repeat
 
 
 def test_packed_documents_never_see_each_other() -> None:

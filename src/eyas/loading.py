@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eyas.checkpoints.eagle import EagleCheckpoint
 from eyas.checkpoints.eagle3 import Eagle3Checkpoint
-from eyas.checkpoints.head_files import head_fingerprint
+from eyas.checkpoints.head_files import head_fingerprint, head_metadata
 from eyas.checkpoints.head_layout import check_fits
 from eyas.checkpoints.heads import head_feature_levels, load_head
 from eyas.drafters.base import Drafter
@@ -128,6 +128,16 @@ def head_directory(name: str | None) -> Path | None:
     if name == "default":
         return DEFAULT_HEAD
     return None if name in (None, "none", "ngram") or names_model(name) else Path(name).expanduser()
+
+
+def trained_for_another(head: Path, source: ModelSource) -> str | None:
+    """The name of the model that a head was trained for, where its weights are not those of ``source``; None where they
+    are, or where the head does not say."""
+    metadata = head_metadata(head)
+    trained_for = metadata.get("target_fingerprint")
+    if trained_for is None or trained_for == source.fingerprint():
+        return None
+    return metadata.get("target", "another model")
 
 
 def names_model(name: str) -> bool:

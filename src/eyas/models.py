@@ -159,6 +159,11 @@ def _from_directory(name: str, path: Path) -> ModelSource:
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
             return _from_gguf(name, files[0])
+        if (path / "adapter_config.json").exists():
+            raise CheckpointError(
+                f"{path}: holds an adapter, not a model; merge it into its base model (peft: merge_and_unload) "
+                "and name the directory of the whole"
+            )
         found = f"several GGUF files, name one of them: {', '.join(file.name for file in files)}"
         raise CheckpointError(f"{path}: has no config.json{' but ' + found if files else ' and no GGUF file'}")
     config = hf.read_config(path)

@@ -205,17 +205,23 @@ def load_planner(
         greedy: how answers are chosen: each way has its own profile.
         policies: those that will be planned; None: the one in the settings.
         threads, device: as the target was loaded.
-        notice: told in one line why a profile is not used.
+        notice: told in one line why a profile is not used, or that a head was trained for other weights.
 
     Raises:
         InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``.
     """
-    from eyas.loading import head_directory, load_drafter
+    from eyas.loading import head_directory, load_drafter, trained_for_another
 
     drafter = load_drafter(settings.draft, loaded)
     if drafter is None:
         return Planner(settings, loaded.target, None)
     folder = head_directory(settings.draft)
+    shipped = settings.draft == "default"  # serves only the model it was trained for
+    if notice and folder and not shipped and (foreign := trained_for_another(folder, loaded.source)):
+        notice(
+            f"draft head {folder} was trained for {foreign}, and {loaded.source.name} has other weights: answers stay "
+            "exact, but fewer guesses may be accepted"
+        )
     calibration = read_calibration(folder, greedy=greedy) if folder else IDENTITY
     profile = None
     wanted = policies or [settings.policy]

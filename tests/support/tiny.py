@@ -13,6 +13,8 @@ from eyas.tree import DraftTree, Floats
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
+    from eyas.targets.native import NativeTarget
+
 
 def tiny_llama(
     *,
@@ -63,6 +65,32 @@ def greedy_ranking(model: LlamaForCausalLM) -> Callable[[list[int]], list[int]]:
         return torch.argsort(logits, descending=True, stable=True).tolist()
 
     return ranking
+
+
+def tiny_native(model: LlamaForCausalLM, dtype: str = "float32", eos_token_ids: Sequence[int] = ()) -> NativeTarget:
+    """The same weights on the native engine, with one thread."""
+    from eyas.targets.native import NativeTarget
+
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+        "rms_norm_eps",
+    )
+    config = {name: getattr(model.config, name) for name in names}
+    tied = model.config.tie_word_embeddings
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items() if not (tied and "lm_head" in name)}
+    return NativeTarget.from_weights(
+        {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": tied, **config},
+        weights,
+        dtype=dtype,
+        threads=1,
+        eos_token_ids=eos_token_ids,
+    )
 
 
 class TableTarget:

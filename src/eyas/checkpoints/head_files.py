@@ -128,6 +128,15 @@ def tensor_names(path: str | Path) -> set[str]:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
 
 
+def head_metadata(path: str | Path) -> dict[str, str]:
+    """The free text entries of a head's safetensors header, without reading its tensors; a .bin has none. Raises as
+    ``read_head``."""
+    from eyas.checkpoints.hf import SafetensorsFile
+
+    file = _weight_file(Path(path))
+    return SafetensorsFile(file).metadata if file.suffix == ".safetensors" else {}
+
+
 def write_head(
     path: str | Path, settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
