@@ -97,6 +97,7 @@ def test_compare_adds_the_baseline(eyas: Runner) -> None:
     assert set(plain) == {"text", "token_ids", "finish_reason", "usage", "stats"}
     assert plain["stats"]["cycles"] == 11
     assert result["identical"] is True
+    assert result["divergence"] is None
     assert plain["text"] == result["text"]
     rates = [each["stats"]["tokens_per_second"] for each in (result, plain)]
     assert result["speedup"] == pytest.approx(rates[0] / rates[1])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eyas.generate import Step
 from eyas.metrics import Stats
 from eyas.stopping import FinishReason
+from eyas.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,28 @@ def collect(steps: Iterable[Step], prompt_tokens: int, watch: Callable[[Step], o
         if watch is not None and watch(step):
             break
     return Completion("".join(text), tuple(tokens), reason, prompt_tokens, stats)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two answers part.
+
+    Attributes:
+        token: number of the first token that differs, from 0.
+        gap: between the logits of the two tokens there, as one pass over prompt and common part gives them, before any
+            penalty or bias. In half precision, where passes of different shape round differently, a near-tie has a
+            small one. None where one answer merely ends earlier.
+    """
+
+    token: int
+    gap: float | None
+
+
+def divergence(target: Target, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> Divergence | None:
+    """None if the answers are the same."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if at is None:
+        return None if len(ours) == len(theirs) else Divergence(min(len(ours), len(theirs)), None)
+    known = [*prompt, *ours[:at]]
+    logits = target.prefill(target.new_cache(len(known)), known).row(-1)
+    return Divergence(at, abs(float(logits[ours[at]]) - float(logits[theirs[at]])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated
 
 from typer import Argument, Option
@@ -13,7 +13,7 @@ from eyas.cli.inspect import Viewer, print_trees
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.cli.output import print_json
 from eyas.cli.prompts import encode_prompt, read_prompt
-from eyas.completion import Completion, collect
+from eyas.completion import Completion, Divergence, collect, divergence
 from eyas.generate import Session, Step, generate
 from eyas.plan import PLAIN, DraftPlan
 
@@ -70,12 +70,15 @@ def generate_command(
 
     ours = answer(plan, watch)
     plain = answer(PLAIN) if compare else None
+    parted = None
+    if plain is not None and params.greedy:
+        parted = divergence(loaded.target, ids, ours.token_ids, plain.token_ids)
     if as_json:
-        result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy)
+        result = ours.as_dict() if plain is None else comparison(ours, plain, params.greedy, parted)
         print_json(result)
         return
     print("" if streaming else ours.text)
-    report(ours, plain, plan.name, params.greedy)
+    report(ours, plain, plan.name, params.greedy, parted)
     if viewer.best is not None:
         print_trees([viewer.best.without_dropped()])
 
@@ -91,18 +94,23 @@ def speedup(ours: Completion, plain: Completion) -> float | None:
     return ours.stats.tokens_per_second / slow if slow and ours.stats.cycles else None
 
 
-def comparison(ours: Completion, plain: Completion, greedy: bool) -> dict[str, object]:
+def comparison(
+    ours: Completion, plain: Completion, greedy: bool, parted: Divergence | None = None
+) -> dict[str, object]:
     """The JSON object of ``--compare``. ``identical`` is null for sampled answers: those agree in distribution, and
-    two draws need not be the same."""
+    two draws need not be the same. ``divergence`` says where greedy ones part, null where they do not."""
     return {
         **ours.as_dict(),
         "baseline": plain.as_dict(),
         "speedup": speedup(ours, plain),
-        "identical": ours.token_ids == plain.token_ids if greedy else None,
+        "identical": parted is None if greedy else None,
+        "divergence": parted and asdict(parted),
     }
 
 
-def report(ours: Completion, plain: Completion | None, policy: str, greedy: bool) -> None:
+def report(
+    ours: Completion, plain: Completion | None, policy: str, greedy: bool, parted: Divergence | None = None
+) -> None:
     """A few lines about speed, for people: on standard error, so that standard output holds the answer alone."""
     stats = ours.stats
     line = f"{len(ours.token_ids)} tokens ({ours.finish_reason}), {stats.tokens_per_second:.1f} tokens/s"
@@ -115,7 +123,10 @@ def report(ours: Completion, plain: Completion | None, policy: str, greedy: bool
     if plain is None:
         return
     ratio = speedup(ours, plain)
-    verdict = "not compared (sampled)" if not greedy else "yes" if ours.token_ids == plain.token_ids else "NO"
+    verdict = "not compared (sampled)" if not greedy else "yes"
+    if parted is not None:
+        gap = "" if parted.gap is None else f", logits {parted.gap:.3g} apart there"
+        verdict = f"NO, they part at token {parted.token}{gap}"
     print(
         f"[plain decoding: {len(plain.token_ids)} tokens, {plain.stats.tokens_per_second:.1f} tokens/s; "
         f"speed-up {'-' if ratio is None else f'{ratio:.2f}x'}; identical: {verdict}]",
