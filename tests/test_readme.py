@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_results_of_the_peers_are_shown_by_their_own_table(tmp_path: Path, suffi
 
 
 def test_each_run_of_a_file_has_its_table_and_further_ones_are_found(tmp_path: Path) -> None:
-    run = json.loads((RESULTS / "identity-float32-a.json").read_text(encoding="utf-8"))
+    run = json.loads(gzip.decompress((RESULTS / "identity-float32-120.json.gz").read_bytes()))
     sampled = run | {"settings": run["settings"] | {"temperature": 1.0}}
     write_json(tmp_path / "s.json", {"eyas_suite": 1, "suite": "paper", "complete": True, "runs": [run, sampled]})
     head = '[[part]]\ntitle = "t"\nfiles = ["s.json"]\n'
