@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 from eyas.bench.questions import Question, load_questions
 from eyas.bench.run import write_json
-from eyas.environment import commit, machine, versions
+from eyas.environment import command_line, commit, machine, portable, versions
 from eyas.errors import EyasError, InvalidInputError
 from eyas.models import ModelSource, load_source
 from peers.bench import Bench
@@ -92,14 +91,16 @@ def compare(options: argparse.Namespace) -> int:
     bench.choose(known)
     facts = {
         "peers_bench": SCHEMA,
-        "command": shlex.join(["python", "benchmarks/peers", *sys.argv[1:]]),
+        "command": command_line(["python", "benchmarks/peers", *sys.argv[1:]]),
         "started": started.isoformat(timespec="seconds"),
         "machine": machine(),
         "load_average": load_average,
         "versions": versions(),
         "commit": commit(),
         "model": {"name": source.name, "file": source.path.name, "fingerprint": source.fingerprint()},
-        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        "settings": {
+            key: portable(str(value)) if isinstance(value, Path) else value for key, value in vars(options).items()
+        }
         | {"questions": [file.name for file in options.questions]},
     }
 

@@ -1,10 +1,16 @@
-"""Where a measurement was made: machine, versions, commit. Nothing is imported just to ask for its version."""
+"""How and where a measurement was made: command, machine, versions, commit.
+
+Nothing is imported just to ask for its version.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from pathlib import Path
@@ -34,6 +40,16 @@ def machine() -> dict[str, str | int | None]:
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
     }
+
+
+def command_line(words: Iterable[str]) -> str:
+    """A command as others can give it, quoted for a shell."""
+    return shlex.join(map(portable, words))
+
+
+def portable(word: str) -> str:
+    """An absolute path, alone or behind an option's "=", by its last part: results are read on other machines."""
+    return re.sub(r"(^|=)/(?:[^/]*/)*(?=[^/])", r"\1", word)
 
 
 def commit() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.drafters.ngram import NgramDrafter
-from eyas.environment import versions
+from eyas.environment import portable, versions
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, generate
 from eyas.loading import LoadedTarget, load_drafter, load_target
@@ -65,7 +65,7 @@ class Eyas:
         self._policy = policy
 
     def facts(self) -> dict[str, Any]:
-        drafter = self._drafter.name if self._drafter is not None else None
+        drafter = portable(self._drafter.name) if self._drafter is not None else None
         return {**versions(), "dtype": self._target.info.dtype, "drafter": drafter, "policy": repr(self._policy)[:200]}
 
     def answer(self, request: Request) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ def prepare(
 ) -> Part:
     """A bench of the methods called ``names``."""
     from eyas.bench.run import Bench, BenchSettings
+    from eyas.environment import portable
 
     params = sampling.sampling()
     settings = BenchSettings(sampling.stopping(), params.greedy, sampling.seed or 0, more["repeats"])
@@ -51,8 +51,10 @@ def prepare(
     facts: dict[str, Any] = {
         "questions": len(questions),
         "settings": {
-            **asdict(model),
-            **{key: str(value) if isinstance(value, Path) else value for key, value in asdict(draft).items()},
+            **{
+                key: portable(str(value)) if isinstance(value, str | Path) else value
+                for key, value in (asdict(model) | asdict(draft)).items()
+            },
             **asdict(sampling),
             "seed": settings.seed,
             **more,
@@ -114,14 +116,14 @@ def run(part: Part, questions: Sequence[Question], record: Record, *, last: bool
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eyas.bench.run import SCHEMA
-    from eyas.environment import commit, machine, versions
+    from eyas.environment import command_line, commit, machine, versions
 
     bench = part.bench
     begun = time.monotonic()
     due = begun + SAVE_EVERY
     fixed = {
         "eyas_bench": SCHEMA,
-        "command": shlex.join(["eyas", *sys.argv[1:]]),
+        "command": command_line(["eyas", *sys.argv[1:]]),
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),

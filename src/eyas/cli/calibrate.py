@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -88,7 +87,7 @@ def measure(
     from eyas.bench.questions import load_questions
     from eyas.bench.run import write_json
     from eyas.calibration import CALIBRATION_FILE, with_calibration
-    from eyas.environment import commit, machine, versions
+    from eyas.environment import command_line, commit, machine, portable, versions
     from eyas.loading import head_directory, load_drafter
     from eyas.policies import DynamicPolicy
     from eyas.sampling import SamplingParams
@@ -130,13 +129,13 @@ def measure(
         gain = calibrator.gain(asked, calibration) if calibration is not None else None
     data: dict[str, Any] = {
         "eyas_calibrate": SCHEMA,
-        "command": shlex.join(["eyas", *sys.argv[1:]]),
+        "command": command_line(["eyas", *sys.argv[1:]]),
         "started": started.isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
         "target": asdict(loaded.target.info),
-        "draft": drafter.name,
+        "draft": portable(drafter.name),
         "settings": {
             **{name: getattr(policy, name) for name in ("num_steps", "topk", "num_draft_tokens")},
             "temperature": temperature,
