@@ -213,6 +213,15 @@ def test_packed_types_stay_near_float32(dtype: str) -> None:
     assert logs[1].sum() == pytest.approx(1, abs=1e-5)
 
 
+def test_a_head_is_int8_beside_a_packed_target_unless_asked_otherwise() -> None:
+    def size(target: str, dtype: str) -> int:
+        return NativeEagleDrafter(checkpoint(), load_target(target), dtype=dtype).weight_bytes
+
+    for target in ("bfloat16", "int8", "q4"):
+        assert size(target, "auto") == size(target, "int8") < size(target, "bfloat16")
+    assert size("float32", "auto") == size("float32", "float32")
+
+
 def test_misfits_are_refused() -> None:
     drafter, _ = pair()
     session = drafter.new_session()

@@ -33,8 +33,8 @@ class NativeEagleDrafter:
     Args:
         checkpoint: the head as read; an EAGLE-1/2 head is scored by the target's own lm_head or its rows.
         target: whose embedding, lm_head and threads it uses.
-        dtype: weight type of the head; "auto" is the target's (a "q4" target's head is int8, but the fc of an
-            EAGLE-3 head stays bfloat16).
+        dtype: weight type of the head; "auto" is float32 beside a float32 target and int8 beside any other: half the
+            bytes of bfloat16, with the same acceptance length. (The fc of an EAGLE-3 head stays bfloat16.)
 
     Raises:
         InvalidInputError: shapes that do not fit the target; an unknown dtype.
@@ -71,7 +71,7 @@ class NativeEagleDrafter:
             "rope_scale": scale,
         }
         tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in checkpoint.tensors.items()}
-        kind = info.dtype if dtype == "auto" else weight_type(dtype)
+        kind = weight_type(dtype) if dtype != "auto" else "float32" if info.dtype == "float32" else "int8"
         try:
             self.core = native.core().Head.load(target.core, numbers, tensors, kind, checkpoint.token_ids)
         except ValueError as error:
