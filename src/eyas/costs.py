@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,40 @@ class CostTable:
     def plain_ms(self) -> float:
         """Milliseconds of a cycle that drafts nothing."""
         return self.cycle((), 0)
+
+
+@dataclass(frozen=True)
+class TimedCycle:
+    """A cycle of a real answer.
+
+    Attributes:
+        expanded: nodes per drafter level.
+        num_draft_tokens: nodes verified, root excluded.
+        tokens: committed.
+        ms: milliseconds it took.
+    """
+
+    expanded: tuple[int, ...]
+    num_draft_tokens: int
+    tokens: int
+    ms: float
+
+
+def with_whole_cycles(costs: CostTable, cycles: Sequence[TimedCycle]) -> CostTable:
+    """What cycles take beyond the passes that were timed by themselves, put into the table.
+
+    What plain decoding spends beside its passes every cycle spends: ``overhead_ms``. What drafted cycles spend more
+    is drafting, and is put into ``first_ms``. Without cycles of either kind that part stays as it is.
+    """
+
+    def beyond(costs: CostTable, some: Sequence[TimedCycle]) -> float:
+        return fmean(cycle.ms - costs.cycle(cycle.expanded, cycle.num_draft_tokens) for cycle in some)
+
+    if plain := [cycle for cycle in cycles if not cycle.expanded and not cycle.num_draft_tokens]:
+        costs = replace(costs, overhead_ms=max(0.0, costs.overhead_ms + beyond(costs, plain)))
+    if drafted := [cycle for cycle in cycles if cycle.expanded]:
+        costs = replace(costs, first_ms=max(0.0, costs.first_ms + beyond(costs, drafted)))
+    return costs
 
 
 def typical_costs(level: float) -> CostTable:

@@ -21,7 +21,6 @@ from eyas.fetch import cache_directory
 from eyas.native import default_threads
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
-from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import Acceptance, as_acceptance
 from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
@@ -180,7 +179,7 @@ class Profile:
         """EAGLE-2's policy at its best setting; None: decode plainly."""
         if self.best is None:
             return None
-        return DynamicPolicy(self.best.num_steps, self.best.topk, self.best.num_draft_tokens)
+        return self.best.policy
 
     def sequoia(self) -> TreePolicy | None:
         """The best fixed tree; None: decode plainly."""

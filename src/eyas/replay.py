@@ -205,8 +205,8 @@ class Replay:
         return self.tokens / self.ms if self.ms else 0.0
 
 
-def replay(recording: Recording, policy: TreePolicy, costs: CostTable) -> Replay:
-    """Go through the answers as ``policy`` would.
+def replay(recording: Recording, policy: TreePolicy | None, costs: CostTable) -> Replay:
+    """Go through the answers as ``policy`` would; without one, as plain decoding does.
 
     Exact for whatever it expands that was expanded in the recording too; children nobody drafted count as wrong.
     """
@@ -216,7 +216,7 @@ def replay(recording: Recording, policy: TreePolicy, costs: CostTable) -> Replay
         place = 0
         while place < len(answer):
             moment = answer[place]
-            kept, expanded, accepted = _cycle(moment, policy, len(moment.rest) - 1)
+            kept, expanded, accepted = _cycle(moment, policy, len(moment.rest) - 1) if policy else (0, [], 0)
             cycles += 1
             tokens += accepted + 1
             draft_tokens += kept
@@ -265,7 +265,8 @@ class GridPoint:
         num_steps, topk, num_draft_tokens: the setting.
         acceptance_length: tokens per cycle.
         rate: tokens per millisecond.
-        measured: the same as it turned out, where it was tried.
+        measured: tokens per millisecond as they turned out where it was tried: on a few of the answers.
+        expected: what was predicted of just these.
     """
 
     num_steps: int
@@ -274,6 +275,15 @@ class GridPoint:
     acceptance_length: float
     rate: float
     measured: float | None = None
+    expected: float | None = None
+
+    @property
+    def setting(self) -> tuple[int, int, int]:
+        return self.num_steps, self.topk, self.num_draft_tokens
+
+    @property
+    def policy(self) -> DynamicPolicy:
+        return DynamicPolicy(*self.setting)
 
 
 def grid(

@@ -4,12 +4,12 @@ it; medians count."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
 
-from eyas.costs import CostTable
+from eyas.costs import CostTable, TimedCycle
 from eyas.drafters.base import Drafter, begin
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
@@ -31,59 +31,88 @@ DEEPER = 2
 WARM_UP_TOKENS = 8
 
 
-def time_verify(
-    target: Target, context: Sequence[int], rows: Sequence[int], repeats: int, clock: Clock
-) -> dict[int, float]:
-    """Milliseconds of a target pass by rows, over random trees after ``context``."""
-    rng = np.random.default_rng(0)
-    cache = target.new_cache()
-    target.prefill(cache, context)
-    length = cache.length
+class CostProbe:
+    """Times target passes and drafts of every size, a sample of each per round, after ``context``.
 
-    def sample(size: int) -> float:
-        tree = random_tree(size, target.info.vocab_size, rng)
-        start = clock()
-        target.verify([(cache, tree)])[0].argmax()  # asking for the result waits for it
-        spent = clock() - start
-        cache.truncate(length)
-        return spent
+    Rounds can be strewn over whatever else is measured: a machine's speed wanders, and only prices of the same while
+    can be compared. Medians over the rounds count.
 
-    return _medians(rows, sample, repeats)
+    Args:
+        target, drafter: whose passes are timed.
+        context: more than ``FRESH + 1`` token ids.
+        rows: rows of a target pass, over random trees.
+        nodes: expanded nodes of a drafter level; those above ``topk`` are left out.
+        topk, num_steps: width and depth of the drafts.
+        clock: tells the time.
+    """
 
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        context: Sequence[int],
+        rows: Sequence[int],
+        nodes: Sequence[int],
+        *,
+        topk: int,
+        num_steps: int,
+        clock: Clock,
+    ) -> None:
+        self._target, self._clock = target, clock
+        self._rng = np.random.default_rng(0)
+        self._cache = target.new_cache()
+        self._context = list(context)
+        self._features = target.prefill(self._cache, context).features
+        self._session = drafter.new_session()
+        begin(self._session, context[0])
+        self._known = len(context) - 1 - FRESH  # pairs; the last FRESH are taken in anew by every sample
+        self._session.commit(context[1 : self._known + 1], self._features[: self._known])
+        self._levels = 1 + min(DEEPER, max(0, num_steps - 1))
+        # Width 0 stands for the first level alone.
+        widths = [0, *(size for size in nodes if size <= topk and self._levels > 1)]
+        self._policies = {size: Levels(size, self._levels if size else 1, topk) for size in widths}
+        self._verify: dict[int, list[float]] = {size: [] for size in rows}
+        self._draft: dict[int, list[float]] = {size: [] for size in widths}
 
-def time_draft(
-    target: Target,
-    drafter: Drafter,
-    context: Sequence[int],
-    nodes: Sequence[int],
-    topk: int,
-    num_steps: int,
-    repeats: int,
-    clock: Clock,
-) -> tuple[float, dict[int, float]]:
-    """(milliseconds of the first level, milliseconds of a further one by expanded nodes), after ``context``."""
-    features = target.prefill(target.new_cache(), context).features
-    known = len(context) - 1 - FRESH  # pairs; the last FRESH are taken in anew by every sample
-    session = drafter.new_session()
-    begin(session, context[0])
-    session.commit(context[1 : known + 1], features[:known])
-    levels = 1 + min(DEEPER, max(0, num_steps - 1))
+    def round(self) -> None:
+        """Take a sample of every size."""
+        for size, times in self._verify.items():
+            times.append(self._pass(size))
+        for size, times in self._draft.items():
+            self._pass(1)  # as in a cycle: the target's weights have driven the drafter's out of the caches
+            times.append(self._propose(size))
 
-    def sample(policy: TreePolicy) -> float:
-        session.truncate(known)
-        start = clock()
-        session.commit(context[known + 1 :], features[known:-1])
-        session.propose(context[-1], policy, policy.num_steps)
-        return clock() - start
+    def forget(self) -> None:
+        """Drop the samples taken so far: the machine was cold, or time has gone by."""
+        for times in (*self._verify.values(), *self._draft.values()):
+            times.clear()
 
-    # Width 0 stands for the first level alone.
-    sizes = [0, *(size for size in nodes if size <= topk and levels > 1)]
-    policies = {size: Levels(size, levels if size else 1, topk) for size in sizes}
-    times = _medians(sizes, lambda size: sample(policies[size]), repeats)
-    first = times.pop(0)
-    if not times:
-        return first, {1: first}
-    return first, {size: max(0.0, (spent - first) / (levels - 1)) for size, spent in times.items()}
+    def costs(self) -> CostTable:
+        """Medians of the rounds since the start or ``forget``, one at least."""
+        verify = {size: median(times) for size, times in self._verify.items()}
+        draft = {size: median(times) for size, times in self._draft.items()}
+        first = draft.pop(0)
+        levels = {size: max(0.0, (spent - first) / (self._levels - 1)) for size, spent in draft.items()}
+        return CostTable.fit(verify, levels or {1: first}, first_ms=first)
+
+    def _pass(self, size: int) -> float:
+        """Milliseconds of a target pass over ``size`` rows."""
+        length = self._cache.length
+        tree = random_tree(size, self._target.info.vocab_size, self._rng)
+        start = self._clock()
+        self._target.verify([(self._cache, tree)])[0].argmax()  # asking for the result waits for it
+        spent = self._clock() - start
+        self._cache.truncate(length)
+        return 1000 * spent
+
+    def _propose(self, size: int) -> float:
+        """Milliseconds of a draft that expands ``size`` nodes per level."""
+        context, known, policy = self._context, self._known, self._policies[size]
+        self._session.truncate(known)
+        start = self._clock()
+        self._session.commit(context[known + 1 :], self._features[known:-1])
+        self._session.propose(context[-1], policy, policy.num_steps)
+        return 1000 * (self._clock() - start)
 
 
 @dataclass(frozen=True)
@@ -126,27 +155,24 @@ class Finish:
     """What a contender did.
 
     Attributes:
-        shapes: (expanded nodes per level, draft tokens) of every cycle.
-        tokens: committed by them.
-        ms: milliseconds of all cycles: per prompt the median over the repeats, then the sum.
+        answers: the cycles of its answer to each prompt, timed.
     """
 
-    shapes: tuple[tuple[tuple[int, ...], int], ...]
-    tokens: int
-    ms: float
+    answers: tuple[tuple[TimedCycle, ...], ...]
+
+    @property
+    def cycles(self) -> list[TimedCycle]:
+        return [cycle for answer in self.answers for cycle in answer]
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
-        return 1000 * self.tokens / self.ms
+        cycles = self.cycles
+        return 1000 * sum(cycle.tokens for cycle in cycles) / sum(cycle.ms for cycle in cycles)
 
     @property
     def acceptance_length(self) -> float:
-        return self.tokens / len(self.shapes)
-
-    def unexplained_ms(self, costs: CostTable) -> float:
-        """Mean milliseconds per cycle beyond what the table says."""
-        return self.ms / len(self.shapes) - fmean(costs.cycle(expanded, kept) for expanded, kept in self.shapes)
+        return fmean(cycle.tokens for cycle in self.cycles)
 
 
 def race(
@@ -158,9 +184,18 @@ def race(
     max_tokens: int,
     repeats: int,
     clock: Clock,
+    between: Callable[[], object] = lambda: None,
     progress: Callable[[float], object] = lambda share: None,
 ) -> list[Finish]:
     """Let all contenders answer all prompts, ``repeats`` times. They take turns prompt by prompt, in rotating order.
+
+    Every repeat goes through the same cycles; the median of each counts.
+
+    Args:
+        target, contenders, prompts, params, max_tokens, repeats: who answers what, and how often.
+        clock: tells the time.
+        between: called before all take their turn at a prompt.
+        progress: told which share is done.
 
     Raises:
         InvalidInputError: every answer ends at its first token.
@@ -180,34 +215,31 @@ def race(
         for _ in steps(contender, 0, WARM_UP_TOKENS):
             pass
     count = len(contenders)
-    times: list[list[list[float]]] = [[[] for _ in prompts] for _ in contenders]
-    answers: list[list[list[Step]]] = [[[] for _ in prompts] for _ in contenders]
+    answers = [[list[list[TimedCycle]]() for _ in prompts] for _ in contenders]
     for repeat in range(repeats):
         for number in range(len(prompts)):
+            between()
             for turn in range(count):
                 which = (turn + number + repeat) % count
-                answer = steps(contenders[which], number, max_tokens)
-                next(answer)  # the prefill
-                start = clock()
-                answers[which][number] = list(answer)
-                times[which][number].append(1000 * (clock() - start))
+                answers[which][number].append(_timed(steps(contenders[which], number, max_tokens), clock))
             progress((repeat * len(prompts) + number + 1) / (repeats * len(prompts)))
-    finishes = []
-    for taken, given in zip(times, answers, strict=True):
-        cycles = [(len(step.tokens), step.cycle) for answer in given for step in answer]
-        shapes = tuple((cycle.trace.widths, cycle.tree.num_draft_tokens) for _, cycle in cycles if cycle is not None)
-        if not shapes:
-            raise InvalidInputError("the prompts' answers end at their first token: there is nothing to tune by")
-        finishes.append(Finish(shapes, sum(tokens for tokens, _ in cycles), sum(map(median, taken))))
-    return finishes
+    if not any(answers[0][number][0] for number in range(len(prompts))):
+        raise InvalidInputError("the prompts' answers end at their first token: there is nothing to tune by")
+    return [Finish(tuple(map(_typical, given))) for given in answers]
 
 
-def _medians(sizes: Sequence[int], sample: Callable[[int], float], repeats: int) -> dict[int, float]:
-    """Median milliseconds by size; the first round warms up and does not count."""
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(repeats + 1):
-        for size in sizes:
-            spent = sample(size)
-            if turn:
-                times[size].append(1000 * spent)
-    return {size: median(values) for size, values in times.items()}
+def _timed(answer: Iterator[Step], clock: Clock) -> list[TimedCycle]:
+    next(answer)  # the prefill
+    cycles = []
+    start = clock()
+    for step in answer:
+        spent = 1000 * (clock() - start)
+        assert step.cycle is not None
+        cycles.append(TimedCycle(step.cycle.trace.widths, step.cycle.tree.num_draft_tokens, len(step.tokens), spent))
+        start = clock()
+    return cycles
+
+
+def _typical(repeats: Sequence[Sequence[TimedCycle]]) -> tuple[TimedCycle, ...]:
+    """The same cycles measured several times, as one: with the median of the times of each."""
+    return tuple(replace(cycles[0], ms=median(each.ms for each in cycles)) for cycles in zip(*repeats, strict=True))

@@ -1,7 +1,7 @@
 """Measuring a machine, a model and a drafter, and working out how much drafting pays there.
 
-Everything goes through the protocols: any target engine and any drafter can be tuned. Costs are timed in isolation,
-acceptance is recorded once, and every policy's speed is predicted from both; a few are then run for real.
+Everything goes through the protocols: any target engine and any drafter can be tuned. Acceptance is recorded once,
+costs are timed between real answers, and every policy's speed is predicted from both; a few are then run for real.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from eyas.costs import CostTable
+from eyas.costs import CostTable, TimedCycle, with_whole_cycles
 from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.drafters.ngram import NgramDrafter, measured_hit_rates
@@ -23,7 +23,7 @@ from eyas.profile import GRAFT, Check, Profile, ProfileKey
 from eyas.replay import GridPoint, Recording, grid, record, replay
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
-from eyas.timing import FRESH, Clock, Contender, Finish, race, time_draft, time_verify
+from eyas.timing import FRESH, Clock, Contender, CostProbe, Finish, race
 
 TuneProgress = Callable[[str, float], object]
 """Told what is going on and which share of the whole is done, 0 to 1."""
@@ -39,17 +39,15 @@ class Effort:
     Attributes:
         rows: rows of a target pass to time, the root included, increasing from 1.
         nodes: expanded nodes of a drafter level to time; those above ``topk`` are left out.
-        repeats: times each size is timed; the median counts.
         num_steps: levels recorded: the deepest tree that can be chosen.
         topk: width recorded: the widest.
         max_tokens: length of each recorded answer.
         checks: prompts answered for real by each checked policy.
-        races: times each of them is answered.
+        races: times each of them is answered; the median counts.
     """
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
     nodes: tuple[int, ...] = (1, 2, 4, 8)
-    repeats: int = 7
     num_steps: int = 6
     topk: int = 8
     max_tokens: int = 64
@@ -61,7 +59,7 @@ class Effort:
             raise InvalidInputError(f"rows to time start at 1 and increase, two at least, got {list(self.rows)}")
         if list(self.nodes) != sorted(set(self.nodes)) or self.nodes[:1] != (1,):
             raise InvalidInputError(f"nodes to time start at 1 and increase, got {list(self.nodes)}")
-        for name in ("repeats", "num_steps", "topk", "checks", "races"):
+        for name in ("num_steps", "topk", "checks", "races"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_tokens < 2:
@@ -107,13 +105,16 @@ def tune(
         context += context
     context = context[: max(FRESH + 2, min(middle, room))]
 
-    tell("timing the target", 0.0)
-    verify = time_verify(target, context, effort.rows, effort.repeats, clock)
-    tell("timing the drafter", 0.1)
-    first_ms, levels = time_draft(
-        target, drafter, context, effort.nodes, effort.topk, effort.num_steps, effort.repeats, clock
+    probe = CostProbe(
+        target,
+        drafter,
+        context,
+        effort.rows,
+        effort.nodes,
+        topk=effort.topk,
+        num_steps=effort.num_steps,
+        clock=clock,
     )
-    costs = CostTable.fit(verify, levels, first_ms=first_ms)
 
     recording = record(
         target,
@@ -123,7 +124,7 @@ def tune(
         topk=effort.topk,
         max_tokens=effort.max_tokens,
         params=params,
-        progress=lambda done: tell("recording drafts", 0.15 + 0.3 * done / len(prompts)),
+        progress=lambda done: tell("recording drafts", 0.3 * done / len(prompts)),
     )
     if not any(recording.answers):
         raise InvalidInputError("every answer ended at its first token: there is nothing to tune by")
@@ -132,6 +133,9 @@ def tune(
     few = [prompts[number] for number in answered]
 
     def run(contenders: Sequence[Contender], what: str, start: float, share: float) -> list[Finish]:
+        tell(what, start)
+        probe.round()  # warms up
+        probe.forget()
         return race(
             target,
             contenders,
@@ -140,34 +144,49 @@ def tune(
             max_tokens=effort.max_tokens,
             repeats=effort.races,
             clock=clock,
+            between=probe.round,
             progress=lambda done: tell(what, start + share * done),
         )
 
     usual = DynamicPolicy(effort.num_steps, min(4, effort.topk), min(8, max(effort.rows) - 1))
-    plain, drafted = run([Contender("none"), Contender("dynamic", drafter, usual)], "measuring whole cycles", 0.45, 0.1)
-    # What plain decoding spends outside the passes every cycle spends; what a drafted cycle spends more is drafting.
-    costs = replace(costs, overhead_ms=max(0.0, plain.unexplained_ms(costs)))
-    costs = replace(costs, first_ms=costs.first_ms + max(0.0, drafted.unexplained_ms(costs)))
+    first = run([Contender("none"), Contender("dynamic", drafter, usual)], "timing passes and cycles", 0.3, 0.1)
+    costs = with_whole_cycles(probe.costs(), [cycle for finish in first for cycle in finish.cycles])
 
-    tell("predicting", 0.55)
-    profile = choose(recording, costs, key, max(effort.rows) - 1)
-    profile = replace(profile, hit_rates=measured_hit_rates(prompts, recording.texts))
+    tell("predicting", 0.4)
+    chosen = choose(recording, costs, key, max(effort.rows) - 1)
+    chosen = replace(chosen, hit_rates=measured_hit_rates(prompts, recording.texts))
 
-    ours = contenders(profile, drafter)
-    points = strongest(profile.grid)
-    settings = [DynamicPolicy(each.num_steps, each.topk, each.num_draft_tokens) for each in points]
-    finishes = run(
-        [*ours, *(Contender("grid", drafter, policy) for policy in settings)], "checking predictions", 0.6, 0.4
-    )
+    ours = contenders(chosen, drafter)
+    points = strongest(chosen.grid)
+    raced = [*ours, *(Contender("grid", drafter, point.policy) for point in points)]
+    finishes = run(raced, "checking predictions", 0.45, 0.55)
     part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
+    predicted = predictions(part, raced, finishes, probe.costs())
     checks = tuple(
-        Check(each.name, _predicted(part, each, profile), finish.rate, finish.acceptance_length)
-        for each, finish in zip(ours, finishes, strict=False)
+        Check(each.name, rate, finish.rate, finish.acceptance_length)
+        for each, rate, finish in zip(ours, predicted, finishes, strict=False)
     )
-    measured = {point: finish.rate / 1000 for point, finish in zip(points, finishes[len(ours) :], strict=True)}
+    tried = {
+        point.setting: (finish.rate / 1000, rate and rate / 1000)
+        for point, rate, finish in zip(points, predicted[len(ours) :], finishes[len(ours) :], strict=True)
+    }
+    # What was raced stays chosen; its prices are those of the race.
+    costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))
+    final = choose(recording, costs, key, max(effort.rows) - 1)
+    grid = {
+        point.setting: replace(point, measured=measured, expected=expected)
+        for point in final.grid
+        for measured, expected in [tried.get(point.setting, (None, None))]
+    }
     tell("done", 1.0)
-    grid = tuple(replace(point, measured=measured.get(point)) for point in profile.grid)
-    return replace(profile, checks=checks, grid=grid)
+    return replace(
+        final,
+        best=chosen.best and grid[chosen.best.setting],
+        template=chosen.template,
+        hit_rates=chosen.hit_rates,
+        grid=tuple(grid.values()),
+        checks=checks,
+    )
 
 
 def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
@@ -195,13 +214,43 @@ def strongest(points: Sequence[GridPoint]) -> list[GridPoint]:
     return list(best.values())
 
 
-def _predicted(recording: Recording, contender: Contender, profile: Profile) -> float | None:
-    """Tokens per second; None where guesses are mixed in that the recording does not know."""
-    if contender.policy is None:
-        return 1000 / profile.costs.plain_ms
-    if contender.name.endswith(GRAFT):
-        return None
-    return 1000 * replay(recording, contender.policy, profile.costs).rate
+def predictions(
+    recording: Recording, raced: Sequence[Contender], finishes: Sequence[Finish], costs: CostTable
+) -> list[float | None]:
+    """Tokens per second of each contender, by replay; None where guesses are mixed in that the recording does not know.
+
+    The prompts are dealt into two halves, and what is predicted of one rests on whole cycles of the other alone.
+
+    Args:
+        recording: of the prompts that were raced.
+        raced, finishes: who raced, and how it went.
+        costs: of passes timed by themselves meanwhile.
+    """
+    halves = [range(half, len(recording.answers), 2) for half in (0, 1)]
+    tokens, ms = [0.0] * len(raced), [0.0] * len(raced)
+    for half, other in (halves, halves[::-1]):
+        known = with_whole_cycles(costs, _ungrafted(raced, finishes, other or half))
+        part = replace(recording, answers=tuple(recording.answers[number] for number in half))
+        for which, contender in enumerate(raced):
+            if not contender.name.endswith(GRAFT):
+                expected = replay(part, contender.policy, known)
+                tokens[which] += expected.tokens
+                ms[which] += expected.ms
+    return [1000 * count / spent if spent else None for count, spent in zip(tokens, ms, strict=True)]
+
+
+def _ungrafted(
+    raced: Sequence[Contender], finishes: Sequence[Finish], prompts: Sequence[int] | None = None
+) -> list[TimedCycle]:
+    """The cycles that a cost table speaks of: without the price of n-grams; of some prompts, where given."""
+    return [
+        cycle
+        for contender, finish in zip(raced, finishes, strict=True)
+        if not contender.name.endswith(GRAFT)
+        for number, answer in enumerate(finish.answers)
+        if prompts is None or number in prompts
+        for cycle in answer
+    ]
 
 
 def choose(recording: Recording, costs: CostTable, key: ProfileKey, num_draft_tokens: int) -> Profile:

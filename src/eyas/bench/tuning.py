@@ -69,9 +69,9 @@ def tables(profile: Profile) -> list[Table]:
                 str(point.num_steps),
                 str(point.topk),
                 str(point.num_draft_tokens),
-                f"{1000 * point.rate:.1f}",
+                "-" if point.expected is None else f"{1000 * point.expected:.1f}",
                 f"{1000 * point.measured:.1f}",
-                _difference(point.rate, point.measured),
+                _difference(point.expected, point.measured),
             )
 
     best = best_widths(profile.grid)

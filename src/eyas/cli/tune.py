@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from eyas.tuner import Effort
 
 EFFORTS: dict[str, dict[str, int]] = {
-    "quick": {"repeats": 3, "max_tokens": 32, "checks": 2, "races": 1},
+    "quick": {"max_tokens": 32, "checks": 2, "races": 1},
     "normal": {},
-    "thorough": {"repeats": 15, "max_tokens": 128, "checks": 8, "races": 5},
+    "thorough": {"max_tokens": 128, "checks": 8, "races": 5},
 }
 """What differs from ``Effort``'s defaults."""
 
