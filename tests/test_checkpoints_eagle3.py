@@ -152,6 +152,35 @@ def test_what_is_tolerated(tmp_path: Path) -> None:
     assert set(load_eagle3(tmp_path).tensors) == set(CONFIG.tensor_shapes())
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_a_head_may_leave_the_lm_head_to_its_target(tmp_path: Path, file: str) -> None:
+    gone: dict[str, torch.Tensor | None] = {"lm_head.weight": None}
+    for name, settings in (("said", {"target_lm_head": True}), ("seen", {})):
+        published(tmp_path / name, file, settings=settings, change=gone)
+        head = load_eagle3(tmp_path / name)
+        assert head.config == replace(CONFIG, target_lm_head=True)
+        assert "lm_head.weight" not in head.tensors
+        assert head.d2t is not None and head.d2t.tolist() == D2T.tolist()
+        assert head_feature_levels(tmp_path / name) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "words"),
+    [
+        ({"target_lm_head": True}, {}, r"unknown: lm_head\.weight"),
+        ({"target_lm_head": False}, {"lm_head.weight": None}, r"missing: lm_head\.weight"),
+        ({"target_lm_head": "yes"}, {}, "target_lm_head is true or false, got 'yes'"),
+        ({}, {"lm_head.weight": None, "norm.weight": None}, r"missing: norm\.weight"),
+    ],
+)
+def test_config_and_files_must_agree_about_the_lm_head(
+    tmp_path: Path, settings: dict[str, Any], change: dict[str, Any], words: str
+) -> None:
+    published(tmp_path, settings=settings, change=change)
+    with pytest.raises(CheckpointError, match=words):
+        load_eagle3(tmp_path)
+
+
 def test_a_whole_vocabulary_needs_no_maps(tmp_path: Path) -> None:
     whole = {"lm_head.weight": torch.ones(40, 16).half()}
     maps = {"d2t": torch.zeros(40, dtype=torch.int64), "t2d": torch.ones(40, dtype=torch.bool)}
@@ -166,7 +195,9 @@ def test_a_whole_vocabulary_needs_no_maps(tmp_path: Path) -> None:
         load_eagle3(tmp_path / "wrong")
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "rope_theta": 5e5, "draft_vocab_size": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"qkv_bias": True, "rope_theta": 5e5, "draft_vocab_size": None}, {"target_lm_head": True}]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_save_and_load(tmp_path: Path, changes: dict[str, Any], dtype: Any) -> None:
     config = replace(CONFIG, **changes)
@@ -180,6 +211,7 @@ def test_save_and_load(tmp_path: Path, changes: dict[str, Any], dtype: Any) -> N
     settings = json.loads((tmp_path / "a" / "config.json").read_text())
     assert settings["architectures"] == ["LlamaForCausalLMEagle3"]
     assert settings["draft_vocab_size"] == config.scored_tokens
+    assert settings["target_lm_head"] == config.target_lm_head
     theirs = load_file(tmp_path / "a" / "model.safetensors")
     if d2t is not None:
         assert theirs["d2t"].dtype == torch.int64
@@ -203,13 +235,14 @@ def test_heads_that_do_not_fit_their_config_are_not_saved(tmp_path: Path) -> Non
 def test_a_trained_head_survives_bit_by_bit(tmp_path: Path) -> None:
     head = Eagle3Head(CONFIG)
     generator = torch.Generator().manual_seed(0)
-    initialise(head, torch.randn(5, 16, generator=generator), torch.ones(16), generator)
+    rows = torch.randn(5, 16, generator=generator)
+    initialise(head, rows, torch.ones(16), generator)
     embeds, features = torch.randn(2, 6, 16, generator=generator), torch.randn(2, 6, 48, generator=generator)
     positions = torch.arange(6)[None]
     optimiser = torch.optim.SGD(head.parameters(), lr=0.1)
     for _ in range(3):
         optimiser.zero_grad()
-        head.logits(head(embeds, head.fuse(features), positions)).square().mean().backward()
+        head.logits(head(embeds, head.fuse(features), positions), rows).square().mean().backward()
         optimiser.step()
     save_eagle3(tmp_path, CONFIG, head_arrays(head), dtype="float32", d2t=D2T)
     read = load_eagle3(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from support.mutants import Subject, mutate, subjects
 
-NAMES = ("llama.gguf", "qwen2.gguf", "directory", "head")
+NAMES = ("llama.gguf", "qwen2.gguf", "directory", "head", "eagle3")
 ROUNDS = 60
 
 

@@ -47,6 +47,14 @@ STRETCHED: dict[str, Any] = {
     "max_position_embeddings": 64,
     "head_dim": 10,
 }
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"qkv_bias": True, "rope_theta": 1e6},
+    {"draft_vocab_size": None},
+    {"target_lm_head": True},
+    {"target_lm_head": True, "draft_vocab_size": None},
+    STRETCHED,
+]
 DYNAMIC = DynamicPolicy(num_steps=4, topk=4, num_draft_tokens=12)
 POLICIES: list[TreePolicy] = [DYNAMIC, StaticPolicy.eagle1(), StaticPolicy.chain(5)]
 
@@ -64,10 +72,14 @@ def lively_head(config: Eagle3Config, seed: int = 0) -> Eagle3Head:
     return head
 
 
+def target_lm_head(config: Eagle3Config = CONFIG) -> Tensor:
+    return torch.randn(config.vocab_size, config.hidden_size, generator=torch.Generator().manual_seed(10))
+
+
 def make_drafter(config: Eagle3Config = CONFIG) -> Eagle3Drafter:
     d2t = None if config.draft_vocab_size is None else torch.from_numpy(offsets(IDS))
     embedding = torch.randn(config.vocab_size, config.hidden_size, generator=torch.Generator().manual_seed(9))
-    return Eagle3Drafter(lively_head(config), embedding, d2t)
+    return Eagle3Drafter(lively_head(config), embedding, target_lm_head(config), d2t)
 
 
 def context(rows: int, seed: int = 1) -> tuple[list[int], Tensor]:
@@ -86,7 +98,10 @@ def scores(drafter: Eagle3Drafter, tokens: list[int], features: Tensor, path: li
         embeds = drafter.embedding[torch.tensor(tokens[:stop])]
         out = drafter.head(embeds[None], hidden[None, :stop], torch.arange(stop)[None])[0]
         hidden = torch.cat((hidden, out[-1:]))
-    return torch.log_softmax(drafter.head.lm_head(drafter.head.norm(out[-1])), -1)
+    own = drafter.head.lm_head
+    ids = torch.arange(V) if drafter.token_ids is None else drafter.token_ids
+    rows = target_lm_head()[ids] if own is None else own.weight
+    return torch.log_softmax(drafter.head.norm(out[-1]) @ rows.T, -1)
 
 
 def assert_recomputed(drafter: Eagle3Drafter, candidates: Candidates, tokens: list[int], features: Tensor) -> None:
@@ -104,7 +119,7 @@ def assert_recomputed(drafter: Eagle3Drafter, candidates: Candidates, tokens: li
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "rope_theta": 1e6}, {"draft_vocab_size": None}, STRETCHED])
+@pytest.mark.parametrize("changes", CHANGES)
 def test_every_node_equals_its_own_path_from_scratch(policy: TreePolicy, changes: dict[str, Any]) -> None:
     drafter = make_drafter(replace(CONFIG, **changes))
     tokens, features = context(9)
@@ -147,13 +162,18 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"features of shape \(4, 48\), got \(4, 16\)"):
         drafter.new_session().commit(tokens, features[:, :H])
     with pytest.raises(InvalidInputError, match=r"embedding has shape \(40, 8\)"):
-        Eagle3Drafter(drafter.head, torch.zeros(V, 8))
+        Eagle3Drafter(drafter.head, torch.zeros(V, 8), target_lm_head())
+    tied = make_drafter(replace(CONFIG, target_lm_head=True))
+    with pytest.raises(InvalidInputError, match=r"lm_head has shape \(39, 16\)"):
+        Eagle3Drafter(tied.head, tied.embedding, target_lm_head()[1:])
 
 
-def test_from_a_checkpoint(tmp_path: Path) -> None:
-    drafter = make_drafter()
-    save_eagle3(tmp_path, CONFIG, head_arrays(drafter.head), dtype="float32", d2t=offsets(IDS))
-    loaded = Eagle3Drafter.from_checkpoint(load_eagle3(tmp_path), drafter.embedding, name="mine")
+@pytest.mark.parametrize("tied", [False, True])
+def test_from_a_checkpoint(tmp_path: Path, tied: bool) -> None:
+    config = replace(CONFIG, target_lm_head=tied)
+    drafter = make_drafter(config)
+    save_eagle3(tmp_path, config, head_arrays(drafter.head), dtype="float32", d2t=offsets(IDS))
+    loaded = Eagle3Drafter.from_checkpoint(load_eagle3(tmp_path), drafter.embedding, target_lm_head(), name="mine")
     assert (loaded.name, loaded.feature_levels) == ("mine", 3)
     tokens, features = context(6)
     trees = []
@@ -173,8 +193,8 @@ ENGINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=[False, True], ids=["own lm_head", "target's lm_head"])
+def files(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """A model of six layers, and a random head for it."""
     path = tmp_path_factory.mktemp("files")
     tiny_llama(vocab_size=VOCAB, hidden_size=64, num_layers=6).save_pretrained(path / "model")
@@ -182,7 +202,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tokenizer.backend.save(str(path / "model" / "tokenizer.json"))
     assert tokenizer.chat_template is not None
     (path / "model" / "chat_template.jinja").write_text(tokenizer.chat_template)
-    config = Eagle3Config(64, 96, 4, 2, 16, VOCAB, draft_vocab_size=30)
+    config = Eagle3Config(64, 96, 4, 2, 16, VOCAB, draft_vocab_size=30, target_lm_head=request.param)
     ids = list(range(0, 2 * 15, 2)) + list(range(30, 45))
     save_eagle3(path / "head", config, head_arrays(lively_head(config)), d2t=offsets(ids))
     return path / "model", path / "head"

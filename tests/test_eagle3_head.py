@@ -47,6 +47,10 @@ def pairs(batch: int, rows: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]
     return embeds, torch.randn(batch, rows, 3 * H, generator=generator), torch.arange(rows)[None]
 
 
+def target_rows(settings: Eagle3Config) -> Tensor:
+    return torch.randn(settings.scored_tokens, H, generator=torch.Generator().manual_seed(5))
+
+
 def dense(head: Eagle3Head, embeds: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Outputs [T, H] and logits of one sequence, from the formulas, in float64."""
     settings = head.config
@@ -84,18 +88,25 @@ def dense(head: Eagle3Head, embeds: np.ndarray, features: np.ndarray) -> tuple[n
     gate = y @ w["midlayer.mlp.gate_proj.weight"].T
     up = y @ w["midlayer.mlp.up_proj.weight"].T
     out = x + (gate / (1 + np.exp(-gate)) * up) @ w["midlayer.mlp.down_proj.weight"].T
-    return out, norm(out, "norm.weight") @ w["lm_head.weight"].T
+    scoring = w.get("lm_head.weight", target_rows(settings).double().numpy())
+    return out, norm(out, "norm.weight") @ scoring.T
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"qkv_bias": True}, {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}]
+    "changes",
+    [
+        {},
+        {"qkv_bias": True},
+        {"target_lm_head": True},
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ],
 )
 def test_the_head_computes_its_formulas(changes: dict[str, Any]) -> None:
     head = lively_head(config(**changes))
     embeds, features, positions = pairs(2, 9)
     with torch.no_grad():
         out = head(embeds, head.fuse(features), positions)
-        logits = head.logits(out)
+        logits = head.logits(out, target_rows(head.config))
     assert logits.shape == (2, 9, 20)
     for b in range(2):
         wanted_out, wanted_logits = dense(head, embeds[b].double().numpy(), features[b].double().numpy())
@@ -103,7 +114,7 @@ def test_the_head_computes_its_formulas(changes: dict[str, Any]) -> None:
         np.testing.assert_allclose(logits[b], wanted_logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True}, {"draft_vocab_size": None}])
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True}, {"draft_vocab_size": None}, {"target_lm_head": True}])
 def test_state_dict_has_exactly_the_names_and_shapes_of_the_config(changes: dict[str, Any]) -> None:
     settings = config(**changes)
     head = Eagle3Head(settings)
@@ -119,7 +130,8 @@ def test_names_are_those_of_the_published_heads() -> None:
     assert shapes["midlayer.self_attn.q_proj.weight"] == (40, 2 * H)
     assert shapes["midlayer.self_attn.k_proj.weight"] == shapes["midlayer.self_attn.v_proj.weight"] == (20, 2 * H)
     assert shapes["midlayer.self_attn.o_proj.weight"] == (H, 40)
-    assert shapes["lm_head.weight"] == (20, H)
+    assert shapes.pop("lm_head.weight") == (20, H)
+    assert config(target_lm_head=True).tensor_shapes() == shapes
     norms = {name for name in shapes if "norm" in name}
     middle = {f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
     assert norms == middle | {"norm.weight"}
@@ -144,9 +156,10 @@ def test_pair_after_pair_through_the_cache_equals_one_pass() -> None:
         assert cache.length == 17
 
 
-def test_start_values_pass_the_deepest_level_on_and_score_with_the_targets_rows() -> None:
-    settings = config()
-    rows = torch.randn(20, H, generator=torch.Generator().manual_seed(5))
+@pytest.mark.parametrize("tied", [False, True])
+def test_start_values_pass_the_deepest_level_on_and_score_with_the_targets_rows(tied: bool) -> None:
+    settings = config(target_lm_head=tied)
+    rows = target_rows(settings)
     norm = torch.rand(H, generator=torch.Generator().manual_seed(6)) + 0.5
     heads = []
     for _ in range(2):
@@ -161,4 +174,4 @@ def test_start_values_pass_the_deepest_level_on_and_score_with_the_targets_rows(
         deepest = features[..., -H:]
         assert (out - deepest).std() < 0.1
         wanted = (norm * deepest * torch.rsqrt(deepest.square().mean(-1, keepdim=True) + 1e-6)) @ rows.T
-        assert (heads[0].logits(out) - wanted).std() < 0.1 * wanted.std()
+        assert (heads[0].logits(out, rows) - wanted).std() < 0.1 * wanted.std()

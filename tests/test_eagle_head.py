@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import EagleConfig
-from eyas.heads.eagle import EagleHead, draft_rows, head_from_arrays, initialise
-from eyas.heads.layers import HeadCache, causal_mask, head_arrays
+from eyas.heads.eagle import EagleHead, head_from_arrays, initialise
+from eyas.heads.layers import HeadCache, causal_mask, draft_rows, head_arrays
 from eyas.heads.rope import rotary_frequencies
 
 LLAMA3 = {

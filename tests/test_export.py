@@ -19,6 +19,7 @@ from eyas.checkpoints.heads import load_head
 from eyas.cli import main
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.heads.config import Eagle3Config, EagleConfig, HeadConfig
+from support.tiny import tiny_llama
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -111,6 +112,25 @@ def test_an_eagle3_head_passes_through(tmp_path: Path, engine: str, architecture
     assert not (tmp_path / "out" / TOKEN_MAP).exists()
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("size", [4, None])
+def test_a_head_without_lm_head_gets_the_targets_rows(tmp_path: Path, engine: str, size: int | None) -> None:
+    config = Eagle3Config(**SHAPE, draft_vocab_size=size, target_lm_head=True)
+    head = saved(tmp_path / "head", config)
+    lm_head = np.random.default_rng(1).normal(size=(40, 16)).astype(np.float32)
+    export_head(head, engine, tmp_path / "out", lambda: lm_head)
+    back = load_head(tmp_path / "out")
+    assert back.config == replace(config, target_lm_head=False)
+    np.testing.assert_array_equal(back.tensors["lm_head.weight"], lm_head if size is None else lm_head[IDS])
+    for name, array in arrays(config).items():
+        np.testing.assert_array_equal(back.tensors[name], array)
+    with pytest.raises(CheckpointError, match=r"of shape \(40, 16\), but the given target's has \(41, 16\)"):
+        export_head(head, engine, tmp_path / "no", lambda: np.zeros((41, 16), np.float32))
+    with pytest.raises(CheckpointError, match="needs a copy of"):
+        export_head(head, engine, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
 def test_mistakes(tmp_path: Path) -> None:
     biased = saved(tmp_path / "biased", Eagle3Config(**SHAPE, qkv_bias=True))
     with pytest.raises(CheckpointError, match="biases in q, k and v"):
@@ -123,6 +143,27 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match="file is a file"):
         export_head(head, "vllm", tmp_path / "file")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_command_reads_the_targets_lm_head(tmp_path: Path, capsys: pytest.CaptureFixture[str], tied: bool) -> None:
+    model = tiny_llama(vocab_size=40, hidden_size=16, tied=tied)
+    model.save_pretrained(tmp_path / "model")
+    config = Eagle3Config(**SHAPE, draft_vocab_size=4, target_lm_head=True)
+    metadata = {"target": "another", "target_fingerprint": "0"}
+    save_eagle3(tmp_path / "head", config, arrays(config), dtype="float32", d2t=D2T, metadata=metadata)
+    command = ["export", str(tmp_path / "head"), "--for", "vllm", "--out", str(tmp_path / "out"), "--target"]
+    with pytest.raises(SystemExit) as left:
+        main([*command, str(tmp_path / "model")])
+    assert left.value.code in (0, None)
+    assert "was trained for another" in capsys.readouterr().err
+    rows = model.lm_head.weight.detach().numpy()[IDS]
+    np.testing.assert_array_equal(load_head(tmp_path / "out").tensors["lm_head.weight"], rows)
+    tiny_llama(vocab_size=41, hidden_size=16).save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit) as left:
+        main([*command, str(tmp_path / "other")])
+    assert left.value.code not in (0, None)
+    assert "name the model that it was trained for" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

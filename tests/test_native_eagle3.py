@@ -41,6 +41,8 @@ HEADS: dict[str, Eagle3Config] = {
     "plain": CONFIG,
     "biases": replace(CONFIG, qkv_bias=True),
     "whole vocabulary": replace(CONFIG, draft_vocab_size=None),
+    "target's lm_head": replace(CONFIG, target_lm_head=True),
+    "target's lm_head, whole vocabulary": replace(CONFIG, target_lm_head=True, draft_vocab_size=None),
     "scaled rope": replace(CONFIG, rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 4.0}),
 }
 POLICIES: list[TreePolicy] = [
@@ -78,8 +80,8 @@ def test_trees_are_those_of_the_twin(name: str, policy: TreePolicy) -> None:
     drafter = NativeEagleDrafter(read, load_target())
     assert drafter.feature_levels == 3
     assert drafter.core.draft_vocab == read.config.scored_tokens
-    embedding = torch.tensor(tiny_weights(MODEL)["model.embed_tokens.weight"])
-    ours, twin = drafter.new_session(), Eagle3Drafter.from_checkpoint(read, embedding).new_session()
+    big = (torch.tensor(tiny_weights(MODEL)[f"{name}.weight"]) for name in ("model.embed_tokens", "lm_head"))
+    ours, twin = drafter.new_session(), Eagle3Drafter.from_checkpoint(read, *big).new_session()
     for cycle, count in enumerate((30, 1, 5, 2, 70)):
         tokens, features = pairs(count, seed=cycle)
         ours.commit(tokens, features)
@@ -113,13 +115,15 @@ def test_committing_in_parts_or_at_once_gives_the_same_bits() -> None:
         assert np.array_equal(records[0].candidates.log_probs, record.candidates.log_probs)
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "q4"])
-def test_packed_types_stay_near_float32(dtype: str) -> None:
+def test_packed_types_stay_near_float32(dtype: str, tied: bool) -> None:
     tokens, features = pairs(20)
     features[:, 5] *= 300  # inner layers have such numbers
     chances = []
     for kind in ("float32", dtype):
-        session = NativeEagleDrafter(checkpoint(), load_target(kind)).new_session()
+        read = checkpoint(replace(CONFIG, target_lm_head=tied))
+        session = NativeEagleDrafter(read, load_target(kind)).new_session()
         session.commit(tokens, features)
         record = PolicyTrace(DynamicPolicy(num_steps=1, topk=DRAFT, num_draft_tokens=5))
         session.propose(tokens[-1], record, 1)

@@ -399,5 +399,5 @@ def test_wrong_runs_are_refused(tmp_path: Path) -> None:
         replace(SHORT, steps=0)
     trainer = Trainer([store], weights(), CONFIG, SHORT, tmp_path / "c")
     trainer.save_checkpoint()
-    with pytest.raises(CheckpointError, match="another head"):
+    with pytest.raises(CheckpointError, match="another head: intermediate_size is 32 there"):
         Trainer([store], weights(), replace(CONFIG, intermediate_size=16), SHORT, tmp_path / "c")

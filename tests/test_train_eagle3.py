@@ -16,6 +16,7 @@ from eyas.heads.config import Eagle3Config
 from eyas.heads.eagle3 import Eagle3Head, initialise
 from eyas.heads.layers import HeadCache
 from eyas.train.batches import Batch, make_batch
+from eyas.train.checkpoint import begun_run
 from eyas.train.recipes.base import unroll
 from eyas.train.recipes.eagle3 import Eagle3Recipe
 from eyas.train.settings import TrainSettings
@@ -55,8 +56,8 @@ def inner(item: Document) -> Document:
     return replace(item, features=item.features[:, : 3 * HIDDEN])
 
 
-def head(seed: int = 0) -> Eagle3Head:
-    made = Eagle3Head(CONFIG)
+def head(seed: int = 0, config: Eagle3Config = CONFIG) -> Eagle3Head:
+    made = Eagle3Head(config)
     initialise(made, weights().lm_head, weights().norm, torch.Generator().manual_seed(seed))
     with torch.no_grad():  # attention that matters, or masks could not be tested
         for name in ("q_proj", "k_proj", "o_proj"):
@@ -128,8 +129,10 @@ def test_packed_documents_never_see_each_other() -> None:
     assert (features.grad[0, 5:11] != 0).any()
 
 
-def test_the_loss_is_the_weighted_cross_entropy_to_the_target_by_hand() -> None:
-    model, target, item = head(), weights(), inner(document(9, 4))
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_loss_is_the_weighted_cross_entropy_to_the_target_by_hand(tied: bool) -> None:
+    target, item = weights(), inner(document(9, 4))
+    model = head(config=replace(CONFIG, target_lm_head=tied))
     batch = make_batch([[item]], 8)
     measured = Eagle3Recipe().loss(model, batch, target.embedding, target.lm_head, UNROLLED)
     with torch.no_grad():
@@ -138,7 +141,7 @@ def test_the_loss_is_the_weighted_cross_entropy_to_the_target_by_hand() -> None:
         teacher = (batch.targets[rows] @ target.lm_head.T).softmax(-1)
         embeds, fused = target.embedding[batch.tokens], model.fuse(batch.features)
         for j, step in enumerate(unroll(model, batch, embeds, fused, UNROLLED)):
-            losses = -(teacher * model.logits(step.outputs).log_softmax(-1)).sum(-1)
+            losses = -(teacher * model.logits(step.outputs, target.lm_head).log_softmax(-1)).sum(-1)
             usable = (batch.positions[rows] >= j).float()
             wanted += 0.8**j * float((losses * usable).sum() / usable.sum())
             shares += 0.8**j
@@ -150,10 +153,13 @@ def test_the_loss_is_the_weighted_cross_entropy_to_the_target_by_hand() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("draft_vocab_size", [None, 20])
-def test_one_conversation_is_learned_saved_and_resumed(tmp_path: Path, draft_vocab_size: int | None) -> None:
+def test_one_conversation_is_learned_saved_and_resumed(
+    tmp_path: Path, draft_vocab_size: int | None, tied: bool
+) -> None:
     store = write_store(tmp_path / "store", [document(40, seed=5)])
-    config = replace(CONFIG, draft_vocab_size=draft_vocab_size)
+    config = replace(CONFIG, draft_vocab_size=draft_vocab_size, target_lm_head=tied)
     settings = TrainSettings(
         steps=120, rows=1, row_size=48, learning_rate=1e-2, warmup=5, unroll=3, noise=0.0, evaluate_every=1000
     )
@@ -172,3 +178,25 @@ def test_one_conversation_is_learned_saved_and_resumed(tmp_path: Path, draft_voc
     read = load_eagle3(tmp_path / "run" / "head")
     assert read.config == config
     assert (read.d2t is None) == (draft_vocab_size is None)
+
+
+def test_a_run_keeps_its_lm_head(tmp_path: Path) -> None:
+    """Also one from before heads could do without."""
+    store, out = write_store(tmp_path / "store", [document(40, seed=5)]), tmp_path / "run"
+    assert begun_run(out) is None
+    Trainer([store], weights(), CONFIG, UNROLLED, out).save_checkpoint()
+    state = torch.load(out / "state.pt", weights_only=False)
+    del state["config"]["target_lm_head"]
+    torch.save(state, out / "state.pt")
+    begun = begun_run(out)
+    assert begun is not None and not begun.target_lm_head
+    Trainer([store], weights(), CONFIG, UNROLLED, out)
+    tied = replace(CONFIG, target_lm_head=True)
+    with pytest.raises(CheckpointError, match="another head: target_lm_head is False there, asked for is True"):
+        Trainer([store], weights(), tied, UNROLLED, out)
+    Trainer([store], weights(), tied, UNROLLED, tmp_path / "tied").save_checkpoint()
+    begun = begun_run(tmp_path / "tied")
+    assert begun is not None and begun.target_lm_head
+    (out / "state.pt").write_bytes((out / "state.pt").read_bytes()[:200])
+    with pytest.raises(CheckpointError, match=r"state\.pt cannot be read"):
+        begun_run(out)

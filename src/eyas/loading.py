@@ -201,11 +201,10 @@ def _head_drafter(checkpoint: EagleCheckpoint | Eagle3Checkpoint, loaded: Loaded
 
     assert isinstance(loaded.target, HFTarget)
     target = loaded.target
+    embedding, lm_head = target.embedding_weight, target.lm_head_weight
     if isinstance(checkpoint, Eagle3Checkpoint):
-        return Eagle3Drafter.from_checkpoint(checkpoint, target.embedding_weight, name=checkpoint.name)
-    return EagleDrafter.from_checkpoint(
-        checkpoint, target.embedding_weight, target.lm_head_weight, name=checkpoint.name
-    )
+        return Eagle3Drafter.from_checkpoint(checkpoint, embedding, lm_head, name=checkpoint.name)
+    return EagleDrafter.from_checkpoint(checkpoint, embedding, lm_head, name=checkpoint.name)
 
 
 def _native_runs(source: ModelSource, device: str, dtype: str) -> bool:

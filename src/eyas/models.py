@@ -61,6 +61,11 @@ class ModelSource:
         return self._open_tensors()
 
     @property
+    def lm_head_name(self) -> str:
+        """The tensor that scores: ``lm_head.weight``, or the embedding where one serves as both."""
+        return "lm_head.weight" if "lm_head.weight" in self.tensors else "model.embed_tokens.weight"
+
+    @property
     def chat_template(self) -> str | None:
         return self.tokenizer.chat_template
 

@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 
 from eyas import native
 from eyas.checkpoints.eagle import load_eagle, save_eagle
+from eyas.checkpoints.eagle3 import load_eagle3, save_eagle3
 from eyas.errors import EyasError, NotEnoughMemoryError
-from eyas.heads.config import EagleConfig
+from eyas.heads.config import Eagle3Config, EagleConfig
 from eyas.models import load_source
 from support import gguf_files
 
@@ -56,7 +57,7 @@ class Subject:
 
 
 def subjects(folder: Path) -> list[Subject]:
-    """GGUF files of two families, a Hugging Face directory, a draft head; ``folder`` is for their making."""
+    """GGUF files of two families, a Hugging Face directory, draft heads; ``folder`` is for their making."""
     llama, qwen2 = gguf_files.tiny_config("llama"), gguf_files.tiny_config("qwen2")
     gguf = {
         "llama.gguf": (llama, gguf_files.random_tensors(llama), Quant.F32),
@@ -86,6 +87,11 @@ def subjects(folder: Path) -> list[Subject]:
     save_eagle(folder / "head", config, tensors, d2t=np.arange(10, dtype=np.int64))
     head = {path.name: path.read_bytes() for path in (folder / "head").iterdir()}
     made.append(Subject("head", head, lambda path: _discard(load_eagle(path))))
+    tied = Eagle3Config(16, 24, 4, 2, 4, 40, draft_vocab_size=10, target_lm_head=True)
+    tensors = {key: rng.normal(size=shape).astype(np.float32) for key, shape in tied.tensor_shapes().items()}
+    save_eagle3(folder / "eagle3", tied, tensors, d2t=np.arange(10, dtype=np.int64))
+    head = {path.name: path.read_bytes() for path in (folder / "eagle3").iterdir()}
+    made.append(Subject("eagle3", head, lambda path: _discard(load_eagle3(path))))
     return made
 
 

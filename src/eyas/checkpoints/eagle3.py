@@ -2,12 +2,15 @@
 
 ``fc.weight``, ``midlayer.*``, ``norm.weight``, ``lm_head.weight``; with a draft vocabulary also its two maps, ``d2t``
 (int64 offsets, target id = draft id + d2t[draft id]) and ``t2d`` (bool, which target tokens are in it).
+
+Ours alone are heads without ``lm_head.weight``, which the target's own lm_head scores: ``"target_lm_head": true`` in
+``config.json``. Where nothing is said there, the weight's absence says it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +32,9 @@ from eyas.tree import Bools, Floats, Ints
 
 KIND = "EAGLE-3"
 
+TARGET_LM_HEAD = "target_lm_head"
+"""The entry of ``config.json`` that no published head has."""
+
 
 @dataclass(frozen=True)
 class Eagle3Checkpoint(HeadCheckpoint[Eagle3Config]):
@@ -49,7 +55,7 @@ def parse_eagle3(stored: StoredHead) -> Eagle3Checkpoint:
             head narrower or wider than its target, which would need an embedding of its own.
     """
     path = stored.folder
-    config = read_config(Eagle3Config, stored)
+    config = _with_lm_head(read_config(Eagle3Config, stored), stored)
     target_hidden = stored.settings.get("target_hidden_size") or config.hidden_size
     if target_hidden != config.hidden_size:
         raise CheckpointError(
@@ -106,7 +112,15 @@ def save_eagle3(
         entries["t2d"] = _contained(d2t, config.vocab_size)
     usual = settings_of(config, "LlamaForCausalLMEagle3", dtype)
     usual["draft_vocab_size"] = config.scored_tokens  # the published code reads it of every head
+    usual[TARGET_LM_HEAD] = config.target_lm_head
     write_head(path, usual | dict(settings or {}), entries, metadata or {})
+
+
+def _with_lm_head(config: Eagle3Config, stored: StoredHead) -> Eagle3Config:
+    says = stored.settings.get(TARGET_LM_HEAD, "lm_head.weight" not in stored.tensors)
+    if not isinstance(says, bool):
+        raise CheckpointError(f"{stored.folder / 'config.json'}: {TARGET_LM_HEAD} is true or false, got {says!r}")
+    return replace(config, target_lm_head=says)
 
 
 def _map_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:

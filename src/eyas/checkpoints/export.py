@@ -1,6 +1,7 @@
 """Draft heads for SGLang and vLLM.
 
-Both take the published layout with their own name of the architecture, and both use the target's embedding and lm_head.
+Both take the published layout with their own name of the architecture, and both use the target's embedding and, for
+EAGLE-1/2, its lm_head.
 Where they differ from it and from each other is said here:
 
 * In a head's ``config.json`` ``bias`` means a bias of fc to the published code. To both engines it means biases of all
@@ -8,12 +9,13 @@ Where they differ from it and from each other is said here:
 * SGLang's fc always has a bias, vLLM's never has one.
 * A reduced draft vocabulary of an EAGLE-1/2 head: SGLang reads target ids from a file of its own; vLLM scores the whole
   vocabulary. EAGLE-3 heads bring theirs along.
+* An EAGLE-3 head has an lm_head of its own for both: one that the target's scores gets a copy of its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from eyas.checkpoints.head_files import write_head
 from eyas.checkpoints.head_layout import settings_of, storable
 from eyas.checkpoints.heads import load_head
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.tree import Ints
+from eyas.tree import Floats, Ints
 
 TOKEN_MAP = "hot_token_ids.pt"
 """SGLang's ``--speculative-token-map``: int64 tensor of target ids, saved by torch."""
@@ -47,12 +49,17 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export_head(head: str | Path, engine: str, out: Path) -> Exported:
+def export_head(
+    head: str | Path, engine: str, out: Path, target_lm_head: Callable[[], Floats] | None = None
+) -> Exported:
     """Write the head in directory ``head`` into ``out`` as ``engine`` reads it.
+
+    Args:
+        target_lm_head: gives the target's lm_head [V, H]; called for an EAGLE-3 head without one.
 
     Raises:
         InvalidInputError: an unknown engine; ``out`` is the head itself, or a file.
-        CheckpointError: a head that cannot be read, or that the engine cannot run.
+        CheckpointError: a head that cannot be read, or that the engine cannot run; an lm_head that does not fit it.
     """
     if engine not in ENGINES:
         raise InvalidInputError(f"heads can be exported for {', '.join(ENGINES)}, not for {engine!r}")
@@ -61,6 +68,10 @@ def export_head(head: str | Path, engine: str, out: Path) -> Exported:
     if out.exists() and not out.is_dir():
         raise InvalidInputError(f"{out} is a file; the exported head is a directory, choose another name")
     checkpoint = load_head(head)
+    if isinstance(checkpoint, Eagle3Checkpoint) and checkpoint.config.target_lm_head:
+        if target_lm_head is None:
+            raise CheckpointError(f"{head} is scored by its target's lm_head, which {engine} needs a copy of")
+        checkpoint = _with_lm_head(checkpoint, target_lm_head())
     return ENGINES[engine](checkpoint, out)
 
 
@@ -135,6 +146,19 @@ def _save_eagle3(checkpoint: Eagle3Checkpoint, out: Path, architecture: str) -> 
         metadata=checkpoint.metadata,
         settings={"architectures": [architecture], **COMMON},
     )
+
+
+def _with_lm_head(checkpoint: Eagle3Checkpoint, target_lm_head: Floats) -> Eagle3Checkpoint:
+    """The head with the rows of its draft vocabulary as an lm_head of its own."""
+    config, ids = checkpoint.config, checkpoint.token_ids
+    if target_lm_head.shape != (config.vocab_size, config.hidden_size):
+        raise CheckpointError(
+            f"{checkpoint.name} is scored by its target's lm_head of shape {(config.vocab_size, config.hidden_size)}, "
+            f"but the given target's has {target_lm_head.shape}; name the model that it was trained for (--target)"
+        )
+    rows = target_lm_head if ids is None else target_lm_head[ids]
+    tensors = {**checkpoint.tensors, "lm_head.weight": rows}
+    return replace(checkpoint, config=replace(config, target_lm_head=False), tensors=tensors)
 
 
 def _save_token_map(token_ids: Ints, file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,6 +56,9 @@ def train_command(
     kind: Annotated[
         Literal["eagle", "eagle3"], Option(help="The kind of head; eagle3 needs answers with its features.")
     ] = "eagle",
+    own_lm_head: Annotated[
+        bool, Option("--own-lm-head", help="Train an EAGLE-3 head's lm_head, too; else it uses the model's.")
+    ] = False,
     device: Annotated[
         str | None, Option(help="cpu, cuda, ... Default: a GPU if there is one, else the CPU.", show_default=False)
     ] = None,
@@ -67,10 +71,12 @@ def train_command(
     share each batch."""
     from eyas.models import load_source
 
+    if own_lm_head and kind != "eagle3":
+        raise InvalidInputError("--own-lm-head is for EAGLE-3 heads; the target's lm_head scores an EAGLE-1/2 head")
     source = load_source(target, tell)
-    config = head_config(source, draft_vocab_size, intermediate_size, kind)
     import torch
 
+    from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
     from eyas.train.processes import joined
     from eyas.train.recipes import recipe_for
@@ -81,13 +87,17 @@ def train_command(
     if threads is not None:
         torch.set_num_threads(threads)
     embedding = torch.from_numpy(source.tensors.float32("model.embed_tokens.weight").copy())
-    tied = "lm_head.weight" not in source.tensors
-    lm_head = embedding if tied else torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
+    lm_head = embedding
+    if source.lm_head_name == "lm_head.weight":
+        lm_head = torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
     check_stores([FeatureStore(path) for path in stores], lm_head)
     weights = TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy()))
-    settings = TrainSettings(**{**recipe_for(config).defaults, **given(options)})
     metadata = {"target": source.name, "target_fingerprint": source.fingerprint()}
     with joined(device) as processes:
+        begun = processes.from_first(lambda: begun_run(out))
+        own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
+        config = head_config(source, draft_vocab_size, intermediate_size, kind, own_lm_head=own_lm_head)
+        settings = TrainSettings(**{**recipe_for(config).defaults, **given(options)})
         trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes)
         if processes.first:
             _train_and_tell(trainer, tensorboard)
@@ -142,9 +152,17 @@ def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
 
 
 def head_config(
-    source: ModelSource, draft_vocab_size: int | None, intermediate_size: int | None, kind: str = "eagle"
+    source: ModelSource,
+    draft_vocab_size: int | None,
+    intermediate_size: int | None,
+    kind: str = "eagle",
+    *,
+    own_lm_head: bool = False,
 ) -> EagleConfig | Eagle3Config:
     """The shape of a new head for a target: its own attention shape, no biases, so that every engine can load it.
+
+    Args:
+        own_lm_head: of an EAGLE-3 head; else the target's scores.
 
     Raises:
         InvalidInputError: a draft vocabulary larger than the target's.
@@ -155,8 +173,8 @@ def head_config(
     heads = config["num_attention_heads"]
     if draft_vocab_size is not None and not 1 <= draft_vocab_size <= config["vocab_size"]:
         raise InvalidInputError(f"draft_vocab_size must lie in 1..{config['vocab_size']}, got {draft_vocab_size}")
-    shape: type[EagleConfig | Eagle3Config] = Eagle3Config if kind == "eagle3" else EagleConfig
-    return shape(
+    make = partial(Eagle3Config, target_lm_head=not own_lm_head) if kind == "eagle3" else EagleConfig
+    return make(
         hidden_size=config["hidden_size"],
         intermediate_size=intermediate_size or config["intermediate_size"],
         num_attention_heads=heads,

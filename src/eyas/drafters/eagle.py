@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.torch_head import HeadDrafter
-from eyas.heads.eagle import EagleHead, draft_rows, head_from_arrays
+from eyas.heads.eagle import EagleHead, head_from_arrays
 
 if TYPE_CHECKING:
     from eyas.checkpoints.eagle import EagleCheckpoint
@@ -25,9 +25,7 @@ class EagleDrafter(HeadDrafter):
         self, head: EagleHead, embedding: Tensor, lm_head: Tensor, d2t: Tensor | None = None, name: str = "eagle"
     ) -> None:
         super().__init__(head, embedding, d2t, name)
-        self.check_shape("lm_head", lm_head)
-        rows = draft_rows(lm_head.detach(), None if d2t is None else d2t.to(lm_head.device))
-        self.lm_head = rows.to(head.fc.weight)
+        self.lm_head = self.target_rows(lm_head, d2t)
 
     @classmethod
     def from_checkpoint(

@@ -1,4 +1,5 @@
-"""The EAGLE-3 head as a drafter in PyTorch: three feature levels go in, its own lm_head scores what comes out."""
+"""The EAGLE-3 head as a drafter in PyTorch: three feature levels go in, its own lm_head or the target's scores
+what comes out."""
 
 from __future__ import annotations
 
@@ -16,33 +17,39 @@ if TYPE_CHECKING:
 
 
 class Eagle3Drafter(HeadDrafter):
-    """See ``HeadDrafter``."""
+    """See ``HeadDrafter``.
+
+    Args:
+        lm_head: [V, H] the target's output projection, for a head without one.
+    """
 
     head: Eagle3Head
 
-    def __init__(self, head: Eagle3Head, embedding: Tensor, d2t: Tensor | None = None, name: str = "eagle3") -> None:
+    def __init__(
+        self, head: Eagle3Head, embedding: Tensor, lm_head: Tensor, d2t: Tensor | None = None, name: str = "eagle3"
+    ) -> None:
         super().__init__(head, embedding, d2t, name)
+        self.lm_head = self.target_rows(lm_head, d2t) if head.lm_head is None else head.lm_head.weight.detach()
 
     @classmethod
     def from_checkpoint(
         cls,
         checkpoint: Eagle3Checkpoint,
         embedding: Tensor,
+        lm_head: Tensor,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         name: str = "eagle3",
     ) -> Eagle3Drafter:
-        """Load a head onto ``device`` in ``dtype``, by default those of the target's embedding."""
-        head = head_from_arrays(
-            checkpoint.config, checkpoint.tensors, device or embedding.device, dtype or embedding.dtype
-        )
+        """Load a head onto ``device`` in ``dtype``, by default those of the target's lm_head."""
+        head = head_from_arrays(checkpoint.config, checkpoint.tensors, device or lm_head.device, dtype or lm_head.dtype)
         d2t = None if checkpoint.d2t is None else torch.tensor(checkpoint.d2t)
-        return cls(head, embedding, d2t, name)
+        return cls(head, embedding, lm_head, d2t, name)
 
     @property
     def feature_levels(self) -> int:
         return Eagle3Config.FEATURE_LEVELS
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return self.head.logits(outputs)
+        return self.head.logits(outputs, self.lm_head)

@@ -31,7 +31,7 @@ class NativeEagleDrafter:
     """A head packed for the engine that runs its target. Weights only: all state is in the sessions.
 
     Args:
-        checkpoint: the head as read; an EAGLE-1/2 head is scored by the target's own lm_head or its rows.
+        checkpoint: the head as read; without an lm_head it is scored by the target's own or its rows.
         target: whose embedding, lm_head and threads it uses.
         dtype: weight type of the head; "auto" is float32 beside a float32 target and int8 beside any other: half the
             bytes of bfloat16, with the same acceptance length. (The fc of an EAGLE-3 head stays bfloat16.)

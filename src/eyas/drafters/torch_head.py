@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import InvalidInputError
-from eyas.heads.layers import DraftHead, HeadCache
+from eyas.heads.layers import DraftHead, HeadCache, draft_rows
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.tree import Bools, DraftTree, Ints
@@ -68,6 +68,12 @@ class HeadDrafter(ABC):
                 f"the target's {what} has shape {tuple(weight.shape)}, but draft head {self.name} was made for "
                 f"{shape} (vocab_size, hidden_size); use a head trained for this target"
             )
+
+    def target_rows(self, lm_head: Tensor, d2t: Tensor | None) -> Tensor:
+        """[draft vocab, H] rows of the target's lm_head [V, H] that score, where and as the head computes."""
+        self.check_shape("lm_head", lm_head)
+        rows = draft_rows(lm_head.detach(), None if d2t is None else d2t.to(lm_head.device))
+        return rows.to(self.head.fc.weight)
 
     def children(self, outputs: Tensor, topk: int) -> Children:
         """The best ``topk`` next tokens of each output [n, H] of the head; log-softmax in float32."""

@@ -127,9 +127,15 @@ class EagleConfig(HeadConfig):
 
 @dataclass(frozen=True)
 class Eagle3Config(HeadConfig):
-    """The shape of an EAGLE-3 head: one layer over ``FEATURE_LEVELS`` levels of the target, with norm and lm_head."""
+    """The shape of an EAGLE-3 head: one layer over ``FEATURE_LEVELS`` levels of the target, with a final norm.
+
+    Attributes:
+        target_lm_head: the target's lm_head scores, as for EAGLE-1/2; else the head has one of its own, as published.
+    """
 
     FEATURE_LEVELS: ClassVar[int] = 3
+
+    target_lm_head: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,11 +153,13 @@ class Eagle3Config(HeadConfig):
         Queries, keys and values read the embedding first, the hidden state second.
         """
         hidden = self.hidden_size
-        return {
+        shapes = {
             "fc.weight": (hidden, self.feature_size),
             "midlayer.input_layernorm.weight": (hidden,),
             "midlayer.hidden_norm.weight": (hidden,),
             **self.layer_shapes("midlayer.", 2 * hidden),
             "norm.weight": (hidden,),
-            "lm_head.weight": (self.scored_tokens, hidden),
         }
+        if not self.target_lm_head:
+            shapes["lm_head.weight"] = (self.scored_tokens, hidden)
+        return shapes

@@ -82,16 +82,6 @@ def initialise(head: EagleHead, generator: torch.Generator) -> None:
     head.fc.weight[:, hidden:] += torch.eye(hidden, dtype=head.fc.weight.dtype, device=head.fc.weight.device)
 
 
-def draft_rows(lm_head: Tensor, d2t: Tensor | None) -> Tensor:
-    """Rows of the target's lm_head [V, H] that score the draft vocabulary: [draft vocab, H], or all of them.
-
-    Args:
-        lm_head: [V, H].
-        d2t: [draft vocab] int64 offsets, target id = draft id + d2t[draft id]; None for the whole vocabulary.
-    """
-    return lm_head if d2t is None else lm_head[torch.arange(len(d2t), device=d2t.device) + d2t]
-
-
 def head_from_arrays(
     config: EagleConfig,
     tensors: Mapping[str, np.ndarray],

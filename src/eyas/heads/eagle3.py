@@ -1,9 +1,9 @@
-"""The EAGLE-3 head (Li et al., arXiv 2503.01840): a decoder layer over three feature levels, with its own lm_head.
+"""The EAGLE-3 head (Li et al., arXiv 2503.01840): a decoder layer over three feature levels.
 
     h_t = fc(features_t)                        features: inputs of the target's layers 2, L//2 and L-3, side by side
     g_t = h_t + attention(concat(input_layernorm(embedding(token_{t+1})), hidden_norm(h_t)))
     out_t = g_t + mlp(post_attention_layernorm(g_t))
-    draft logits = lm_head(norm(out_t))         over the draft vocabulary
+    draft logits = lm_head(norm(out_t))         over the draft vocabulary; lm_head is the head's own or the target's
 
 Where feature t+1 is not known yet, out_t stands in for h_{t+1}: before the final norm, and without fc. Index and
 position of a pair are those of the EAGLE-1/2 head.
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eyas.heads.config import Eagle3Config
@@ -52,7 +53,9 @@ class Eagle3Head(DraftHead):
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.midlayer = MidLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.scored_tokens, bias=False)
+        self.lm_head = None
+        if not config.target_lm_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.scored_tokens, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
         fused: Tensor = self.fc(features)
@@ -64,10 +67,14 @@ class Eagle3Head(DraftHead):
         out: Tensor = self.midlayer(embeds, hidden, cos, sin, mask, cache)
         return out
 
-    def logits(self, out: Tensor) -> Tensor:
-        """Of outputs [..., H]: [..., draft vocab], for the token after next."""
-        scores: Tensor = self.lm_head(self.norm(out))
-        return scores
+    def scoring_rows(self, draft_lm_head: Tensor) -> Tensor:
+        """[draft vocab, H] that score: the head's own lm_head, or the target's rows if it has none."""
+        return draft_lm_head if self.lm_head is None else self.lm_head.weight
+
+    def logits(self, out: Tensor, draft_lm_head: Tensor) -> Tensor:
+        """Of outputs [..., H]: [..., draft vocab], for the token after next; ``draft_lm_head`` [draft vocab, H] are the
+        target's rows."""
+        return F.linear(self.norm(out), self.scoring_rows(draft_lm_head))
 
 
 @torch.no_grad()
@@ -75,8 +82,8 @@ def initialise(head: Eagle3Head, draft_lm_head: Tensor, norm: Tensor, generator:
     """Start values near what the target itself computes.
 
     ``fc`` lets the deepest feature level through, the layer writes little to the residual stream (attention near
-    uniform, small output projections, as in ``eyas.heads.eagle.initialise``), and final norm and lm_head are the
-    target's own.
+    uniform, small output projections, as in ``eyas.heads.eagle.initialise``), and final norm and lm_head, if it has
+    one, are the target's own.
 
     Args:
         draft_lm_head: [draft vocab, H] the target's rows of the draft vocabulary.

@@ -204,6 +204,16 @@ def causal_mask(rows: int, past: int, device: torch.device) -> Tensor:
     return torch.full((1, 1, rows, past + rows), -torch.inf, device=device).triu_(past + 1)
 
 
+def draft_rows(lm_head: Tensor, d2t: Tensor | None) -> Tensor:
+    """Rows of the target's lm_head [V, H] that score the draft vocabulary: [draft vocab, H], or all of them.
+
+    Args:
+        lm_head: [V, H].
+        d2t: [draft vocab] int64 offsets, target id = draft id + d2t[draft id]; None for the whole vocabulary.
+    """
+    return lm_head if d2t is None else lm_head[torch.arange(len(d2t), device=d2t.device) + d2t]
+
+
 def normal_(parameter: Tensor, std: float, generator: torch.Generator) -> None:
     """Fill with normal numbers, drawn in float32 on the generator's device: one seed, one head, whatever its dtype."""
     drawn = torch.empty(parameter.shape, device=generator.device).normal_(0.0, std, generator=generator)

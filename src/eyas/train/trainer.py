@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.errors import CheckpointError, InvalidInputError
+from eyas.errors import InvalidInputError
 from eyas.heads.config import HeadConfig
-from eyas.heads.eagle import draft_rows
-from eyas.heads.layers import DraftHead
+from eyas.heads.layers import DraftHead, draft_rows
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
+from eyas.train.checkpoint import read_checkpoint, write_checkpoint
 from eyas.train.evaluate import simulate
 from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
@@ -121,7 +120,7 @@ class Trainer:
             out.mkdir(parents=True, exist_ok=True)
         self.state = TrainState()
         self._plan: EpochPlan | None = None
-        checkpoint = processes.from_first(lambda: self._load_checkpoint(config))
+        checkpoint = processes.from_first(lambda: read_checkpoint(out, config))
         self.d2t: Ints | None = None
         if checkpoint is not None:
             self.d2t = checkpoint["d2t"]
@@ -226,8 +225,7 @@ class Trainer:
         self.recipe.save(path, self.averaged_head(), self.d2t, facts)
 
     def save_checkpoint(self) -> None:
-        """The whole state, in one file, replaced in one step."""
-        temporary = self.out / "state.pt.tmp"
+        """The whole state, in one file."""
         state = {
             "config": asdict(self.head.config),
             "settings": asdict(self.settings),
@@ -237,12 +235,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "state": asdict(self.state),
         }
-        with writing(self.out / "state.pt"):
-            try:
-                torch.save(state, temporary)
-            except RuntimeError as error:  # how torch reports a full disk
-                raise OSError(error) from None
-            os.replace(temporary, self.out / "state.pt")
+        write_checkpoint(self.out, state)
 
     def draft_coverage(self) -> float:
         """Share of held-out answer tokens that the draft vocabulary holds."""
@@ -330,17 +323,6 @@ class Trainer:
         """Standard deviation of the features, from the first documents."""
         sample = torch.cat([store[0].features.float() for store in self._stores if len(store)])
         return float(sample.std())
-
-    def _load_checkpoint(self, config: HeadConfig) -> dict[str, Any] | None:
-        file = self.out / "state.pt"
-        if not file.exists():
-            return None
-        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
-        if checkpoint["config"] != asdict(config):
-            raise CheckpointError(
-                f"{self.out} holds a run of another head, {checkpoint['config']}; asked for {asdict(config)}"
-            )
-        return checkpoint
 
 
 def _held_out(store: FeatureStore) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -102,17 +102,23 @@ std::vector<int64_t> checked_ids(const Array1<int64_t>& token_ids, int vocab) {
   return {token_ids.data(), token_ids.data() + token_ids.size()};
 }
 
+// The target's rows of a draft vocabulary; of the whole one the target's lm_head itself scores.
+void take_target_rows(Head& head, const Loader& loader) {
+  if (head.token_ids.empty()) return;
+  const int hidden = head.decoder.config.hidden;
+  std::vector<float> rows(head.token_ids.size() * hidden);
+  for (size_t i = 0; i < head.token_ids.size(); ++i)
+    head.target->lm_head.unpack(int(head.token_ids[i]), rows.data() + i * hidden);
+  head.own_lm_head = loader.linear({Source::f32, Type::f32, rows.data(), head.draft_vocab(), hidden});
+}
+
 void load_eagle(Head& head, const Loader& loader) {
   const Config& c = head.decoder.config;
   head.fc = loader.linear({{"fc.weight", c.hidden}}, 2 * c.hidden);
   head.fc_bias = loader.bias({{"fc.bias", c.hidden}});
   for (int l = 0; l < c.layers; ++l)
     head.decoder.layers.push_back(loader.layer("layers." + std::to_string(l) + ".", c, l > 0, c.hidden));
-  if (head.token_ids.empty()) return;
-  std::vector<float> rows(head.token_ids.size() * c.hidden);
-  for (size_t i = 0; i < head.token_ids.size(); ++i)
-    head.target->lm_head.unpack(int(head.token_ids[i]), rows.data() + i * c.hidden);
-  head.own_lm_head = loader.linear({Source::f32, Type::f32, rows.data(), head.draft_vocab(), c.hidden});
+  take_target_rows(head, loader);
 }
 
 void load_eagle3(Head& head, const Loader& loader) {
@@ -124,7 +130,10 @@ void load_eagle3(Head& head, const Loader& loader) {
   layer.input_norm = loader.weights().vector("midlayer.hidden_norm.weight", c.hidden);
   head.decoder.layers.push_back(std::move(layer));
   head.norm = loader.weights().vector("norm.weight", c.hidden);
-  head.own_lm_head = loader.linear({{"lm_head.weight", head.draft_vocab()}}, c.hidden);
+  if (loader.weights().has("lm_head.weight"))
+    head.own_lm_head = loader.linear({{"lm_head.weight", head.draft_vocab()}}, c.hidden);
+  else
+    take_target_rows(head, loader);
 }
 
 }  // namespace

@@ -51,10 +51,10 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
         agreement = []
         rows = batch.weights > 0  # [B, S]
         teacher = teacher_probabilities(batch.targets[rows], draft_lm_head)  # [n, draft vocab]
-        own_lm_head = head.lm_head.weight.to(draft_lm_head.dtype)
+        scoring_rows = head.scoring_rows(draft_lm_head).to(draft_lm_head.dtype)
         for step in unroll(head, batch, embedding[batch.tokens], head.fuse(features), settings, add_up):
             distillation, same = distillation_loss(
-                head.norm(step.outputs), own_lm_head, teacher, step.weights, step.total
+                head.norm(step.outputs), scoring_rows, teacher, step.weights, step.total
             )
             total = total + step.share * distillation
             shares += step.share
@@ -63,7 +63,7 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
         return BatchLoss(total / shares, 0.0, distillation_sum / settings.unroll, tuple(agreement), float(rows.sum()))
 
     def drafter(self, head: Eagle3Head, embedding: Tensor, lm_head: Tensor, d2t: Tensor | None) -> Eagle3Drafter:
-        return Eagle3Drafter(head, embedding, d2t)
+        return Eagle3Drafter(head, embedding, lm_head, d2t)
 
     def save(self, path: Path, head: Eagle3Head, d2t: Ints | None, metadata: Mapping[str, str]) -> None:
         save_eagle3(path, head.config, head_arrays(head), d2t=d2t, metadata=metadata)

@@ -1,0 +1,82 @@
+"""The checkpoint of a training run: one file, replaced in one step, that says what the run is and where it stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.errors import CheckpointError
+from eyas.heads.config import HeadConfig
+from eyas.train.store import writing
+
+FILE = "state.pt"
+
+
+@dataclass(frozen=True)
+class BegunRun:
+    """What a run keeps when it goes on, whatever is asked for later.
+
+    Attributes:
+        target_lm_head: the target's lm_head scores.
+    """
+
+    target_lm_head: bool
+
+
+def begun_run(out: Path) -> BegunRun | None:
+    """What the run in ``out`` keeps; None where none has begun. Raises as ``read_checkpoint``."""
+    checkpoint = _load(out, mmap=True)
+    return None if checkpoint is None else BegunRun(checkpoint["config"].get("target_lm_head", False))
+
+
+def read_checkpoint(out: Path, config: HeadConfig) -> dict[str, Any] | None:
+    """The checkpoint in ``out``; None where there is none.
+
+    Raises:
+        CheckpointError: it is damaged, or of another head than ``config``.
+    """
+    checkpoint = _load(out)
+    if checkpoint is not None and (differing := _differing(checkpoint["config"], config)):
+        raise CheckpointError(f"{out} holds a run of another head: {differing}")
+    return checkpoint
+
+
+def _load(out: Path, mmap: bool = False) -> dict[str, Any] | None:
+    file = out / FILE
+    if not file.exists():
+        return None
+    try:
+        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False, mmap=mmap)
+    except Exception as error:  # a damaged pickle can fail in any way
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise CheckpointError(f"{file} cannot be read: {reason}; begin a new run in another directory") from None
+    return checkpoint
+
+
+def write_checkpoint(out: Path, state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint in ``out``; OSError where the disk is full."""
+    temporary = out / f"{FILE}.tmp"
+    with writing(out / FILE):
+        try:
+            torch.save(dict(state), temporary)
+        except RuntimeError as error:  # how torch reports a full disk
+            raise OSError(error) from None
+        os.replace(temporary, out / FILE)
+
+
+def _differing(stored: Mapping[str, Any], config: HeadConfig) -> str:
+    """The fields that differ, and how; empty where none does."""
+    asked = asdict(config)
+    if ("fc_bias" in stored) != ("fc_bias" in asked):
+        return "its kind (--kind) is the other one"
+    has = {"target_lm_head": False} | dict(stored)  # an older checkpoint had the default
+    return "; ".join(
+        f"{name} is {has.get(name)!r} there, asked for is {wanted!r}"
+        for name, wanted in asked.items()
+        if has.get(name) != wanted
+    )
