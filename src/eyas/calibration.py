@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +64,26 @@ class LevelMap:
             )
 
     def __call__(self, log_values: Floats | Doubles) -> Doubles:
-        mapped: Doubles = np.interp(log_values, self.promised, self.observed)
+        mapped: Doubles = np.interp(log_values, *self._knots)
         return mapped + np.minimum(log_values - self.promised[0], 0.0)
 
     def inverse(self, log_acceptance: Floats | Doubles) -> Doubles:
         """The smallest log value that maps to each log acceptance; the last knot where none does."""
-        observed, first = np.unique(self.observed, return_index=True)
-        values: Doubles = np.interp(log_acceptance, observed, np.asarray(self.promised)[first])
-        values += np.minimum(log_acceptance - observed[0], 0.0)
+        observed, promised = self._rising_knots
+        values: Doubles = np.interp(log_acceptance, observed, promised)
+        values += np.minimum(log_acceptance - self.observed[0], 0.0)
         return values
+
+    @cached_property
+    def _knots(self) -> tuple[Doubles, Doubles]:
+        return np.asarray(self.promised), np.asarray(self.observed)
+
+    @cached_property
+    def _rising_knots(self) -> tuple[Doubles, Doubles]:
+        """Of knots with one observed value the first: (observed, promised)."""
+        promised, observed = self._knots
+        values, first = np.unique(observed, return_index=True)
+        return values, promised[first]
 
 
 @dataclass(frozen=True)

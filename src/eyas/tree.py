@@ -68,8 +68,10 @@ class DraftTree:
     @cached_property
     def depths(self) -> Ints:
         """[N] int64: 0 for the root, parent's depth + 1 below."""
-        depths: Ints = self.ancestor_mask.sum(axis=1, dtype=np.int64) - 1
-        return depths
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
     @cached_property
     def ancestor_mask(self) -> Bools:

@@ -62,15 +62,20 @@ class SuffixIndex:
             after.append(longer)
         return after
 
-    def followers(self, position: list[int]) -> tuple[int, dict[int, int]]:
-        """(match length, token -> count) of what followed the longest suffix that has been followed by anything.
+    def match(self, position: list[int]) -> tuple[int, dict[int, int]]:
+        """(match length, token -> trie node) of what followed the longest suffix that has been followed by anything.
 
-        Tokens seen latest come first. Length 0, with nothing, where no suffix has.
+        Tokens seen latest come last. Length 0, with nothing, where no suffix has.
         """
         for length in range(len(position) - 1, 0, -1):
             if found := self._followers[position[length]]:
-                return length, {token: self._counts[node] for token, node in reversed(found.items())}
+                return length, found
         return 0, {}
+
+    def followers(self, position: list[int]) -> tuple[int, dict[int, int]]:
+        """(match length, token -> count) of the same; tokens seen latest come first."""
+        length, found = self.match(position)
+        return length, {token: self._counts[node] for token, node in reversed(found.items())}
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class NgramSession:
         """Take in committed tokens; features are not looked at."""
         for token in tokens:
             if self._answering:  # a prompt repeats itself at another rate than the answer does
-                length, followers = self._index.followers(self._index.end)
+                length, followers = self._index.match(self._index.end)
                 self._tries[length] += 1
                 self._hits[length] += token in followers
             self._index.append(int(token))
@@ -151,7 +156,7 @@ class NgramSession:
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
         """Grow a tree as the policy says; the bare root where nothing like the end of the text came before."""
         self._begin(root)
-        if not self._index.followers(self._index.end)[1]:
+        if not self._index.match(self._index.end)[1]:
             return DraftTree.root_only(root)
         positions = {0: self._index.end}  # of candidates that were expanded
 
@@ -182,6 +187,7 @@ class NgramSession:
         self._begin(root)
         tokens, parents, values, positions = [root], [-1], [0.0], [self._index.end]
         depths = [0]
+        lowest = log(floor)
         # (-log value, age) orders the heap: the age, unique, breaks ties towards the earlier guess.
         heap: list[tuple[float, int, int, int]] = []  # ..., parent, token
         age = 0
@@ -191,7 +197,7 @@ class NgramSession:
             if depths[parent] < max_depth:
                 for token, confidence in self.guesses(positions[parent])[:topk]:
                     value = values[parent] + log(confidence)
-                    if value >= log(floor):
+                    if value >= lowest:
                         heapq.heappush(heap, (-value, age, parent, token))
                         age += 1
 
@@ -209,11 +215,14 @@ class NgramSession:
     def guesses(self, position: list[int]) -> list[tuple[int, float]]:
         """(token, confidence) of everything that followed the longest match, the most frequent first, then the
         latest."""
-        length, followers = self._index.followers(position)
-        if not followers:
+        length, found = self._index.match(position)
+        if not found:
             return []
-        unit = self.hit_rate(length) / sum(followers.values())
-        ranked = sorted(followers.items(), key=lambda item: -item[1])
+        if len(found) == 1:
+            return [(next(iter(found)), self.hit_rate(length))]
+        _, counts = self._index.followers(position)
+        unit = self.hit_rate(length) / sum(counts.values())
+        ranked = sorted(counts.items(), key=lambda item: -item[1])
         return [(token, count * unit) for token, count in ranked]
 
     def hit_rate(self, length: int) -> float:
@@ -247,7 +256,7 @@ def measured_hit_rates(
         for token in prompt:
             index.append(int(token))
         for token in answer:
-            length, followers = index.followers(index.end)
+            length, followers = index.match(index.end)
             tries[length] += 1
             hits[length] += token in followers
             index.append(int(token))

@@ -71,7 +71,7 @@ class Candidates:
             parents=np.concatenate([self.parents, np.repeat(expanded, k)]),
             log_probs=np.concatenate([self.log_probs, children.log_probs.ravel()]),
             log_values=np.concatenate([self.log_values, values.ravel()]),
-            ranks=np.concatenate([self.ranks, np.tile(np.arange(k), n)]),
+            ranks=np.concatenate([self.ranks, np.arange(n * k) % k]),
             levels=(*self.levels, len(self) + n * k),
         )
 

@@ -8,9 +8,11 @@ them anyway. Where the rate is not known, a cycle's own T / C stands in for it.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,11 +79,11 @@ class BudgetedPolicy:
             return _ROOT if self.drafts else _NONE
         values = self.calibration.acceptance(candidates)
         start = candidates.levels[-2]
-        best = _falling(values[candidates.newest])[: self.topk]
-        newest = values[candidates.newest][best]  # [n], falling
-        known = values[1:][_falling(values[1:])[: self.num_draft_tokens]]
-        forecast = newest[:, None] * self._forecast[min(candidates.depth, len(self._forecast) - 1)]  # [n, k]
-        count = self._width_worth(known, forecast, self._spent(candidates))
+        best = _falling(values[start:])[: self.topk]
+        known = -np.sort(-values[1:])[: self.num_draft_tokens]
+        count = self._width(
+            known.tolist(), values[start:][best].tolist(), self._forecast(candidates.depth), self._spent(candidates)
+        )
         return np.sort(start + best[:count])
 
     def select(self, candidates: Candidates) -> Ints:
@@ -89,9 +91,8 @@ class BudgetedPolicy:
         # Level order and a stable sort: a tie goes to the shallower node. As no node is worth more than its parent,
         # every prefix is closed under parents.
         best = _falling(values)[: self.num_draft_tokens]
-        tokens = 1.0 + np.concatenate([[0.0], np.cumsum(values[best])])  # [m + 1] expected, by nodes kept
-        worth = self._worth(tokens, self._spent(candidates) + self._closing[: len(tokens)])
-        return np.sort(1 + best[: int(worth.argmax())])  # argmax takes the first: a tie costs fewer rows
+        _, count = self._kept(values[best].tolist(), self._spent(candidates))
+        return np.sort(1 + best[:count])
 
     @cached_property
     def drafts(self) -> bool:
@@ -101,29 +102,33 @@ class BudgetedPolicy:
         """
         if self.costs.first_ms < NEGLIGIBLE * self.costs.plain_ms:
             return True
-        known, newest, spent = np.zeros(0), np.ones(1), self.costs.first_ms
-        plain = float(self._worth(np.ones(1), np.full(1, self.costs.plain_ms))[0])
+        known, newest, spent = list[float](), [1.0], self.costs.first_ms
+        plain = self._worth(1.0, self.costs.plain_ms)
         for depth in range(self.num_steps):
-            level = (newest[:, None] * self._forecast[min(depth, len(self._forecast) - 1)]).ravel()
-            level = -np.sort(-level)
-            known = -np.sort(-np.concatenate([known, level]))[: self.num_draft_tokens]
-            tokens = 1.0 + np.concatenate([[0.0], np.cumsum(known)])
-            if self._worth(tokens, spent + self._closing[: len(tokens)]).max() > plain:
+            level = sorted((value * share for value in newest for share in self._forecast(depth)), reverse=True)
+            known = sorted(known + level, reverse=True)[: self.num_draft_tokens]
+            # What is spent counts here even against a given rate: it can still be saved.
+            if self._kept(known, spent)[0] > plain:
                 return True
             newest = level[: self.topk]
             spent += self.costs.level(len(newest))
         return False
 
-    @cached_property
-    def _forecast(self) -> Doubles:
-        """[depths, topk] acceptance by rank; ranks beyond the table are never accepted."""
-        table = np.asarray(self.acceptance)[:, : self.topk]
-        return np.pad(table, ((0, 0), (0, self.topk - table.shape[1])))
+    def _forecast(self, depth: int) -> tuple[float, ...]:
+        """Acceptance by rank of the children of a node at ``depth``; beyond the table its last row."""
+        return self.acceptance[min(depth, len(self.acceptance) - 1)][: self.topk]
 
     @cached_property
-    def _closing(self) -> Doubles:
+    def _closing(self) -> list[float]:
         """[num_draft_tokens + 1] milliseconds from the finished draft to the next cycle, by nodes verified."""
-        return self.costs.verify_curve[1 : self.num_draft_tokens + 2] + self.costs.overhead_ms
+        curve = self.costs.verify_curve[1 : self.num_draft_tokens + 2] + self.costs.overhead_ms
+        return [float(ms) for ms in curve]
+
+    @cached_property
+    def _floor(self) -> float:
+        """Value below which no node pays: the price of the cheapest row, where the rate is known."""
+        rows = [after - before for before, after in pairwise(self._closing)]
+        return 0.0 if self.rate is None else self.rate * min(rows)
 
     def _spent(self, candidates: Candidates) -> float:
         """Milliseconds of the levels drafted so far; only a cycle judged by its own rate needs them."""
@@ -132,33 +137,47 @@ class BudgetedPolicy:
         widths = np.diff(candidates.levels[1:])
         return self.costs.draft([-(-int(width) // self.topk) for width in widths])
 
-    def _worth(self, tokens: Doubles, ms: Doubles) -> Doubles:
+    def _worth(self, tokens: float, ms: float) -> float:
         """What to maximise."""
         return tokens / ms if self.rate is None else tokens - self.rate * ms
 
-    def _width_worth(self, known: Doubles, forecast: Doubles, spent: float) -> int:
-        """How many nodes to expand: 0 where no number beats stopping here.
+    def _kept(self, values: Sequence[float], spent: float) -> tuple[float, int]:
+        """(worth, number) of the nodes to verify: the first of ``values``, which fall, after ``spent`` milliseconds.
 
-        Every choice is judged by the best tree it leads to. Known and forecast nodes are sorted together once; row j of
-        a mask leaves the children of the first j expanded nodes.
+        Of equally good numbers the smallest.
+        """
+        tokens, count = 1.0, 0
+        best = self._worth(tokens, spent + self._closing[0])
+        for number, (value, closing) in enumerate(zip(values, self._closing[1:], strict=False), start=1):
+            tokens += value
+            worth = self._worth(tokens, spent + closing)
+            if worth > best:
+                best, count = worth, number
+        return best, count
+
+    def _width(self, known: list[float], leaves: list[float], shares: Sequence[float], spent: float) -> int:
+        """How many nodes to expand: 0 where no number beats stopping here. Every choice is judged by the best tree it
+        leads to.
 
         Args:
-            known: [c] values of the best nodes at hand, falling.
-            forecast: [n, k] values of the children of the n best leaves.
+            known: values of the best nodes at hand, falling.
+            leaves: values of the newest level's best nodes, falling.
+            shares: of a leaf's value that its children are expected to have, by rank.
             spent: milliseconds of the draft so far.
         """
-        n, k = forecast.shape
-        values = np.concatenate([known, forecast.ravel()])  # [s]
-        order = _falling(values)
-        owner = np.concatenate([np.full(len(known), -1), np.repeat(np.arange(n), k)])[order]
-        there = np.zeros((n + 1, 1 + len(values)), bool)  # column 0: no draft token is kept at all
-        there[:, 1:] = owner < np.arange(n + 1)[:, None]
-        counts = np.cumsum(there, axis=1)
-        tokens = 1.0 + np.cumsum(there * np.concatenate([[0.0], values[order]]), axis=1)
-        within = counts < len(self._closing)
-        ms = spent + self._closing[np.where(within, counts, 0)] + self.costs.level_curve[: n + 1, None]
-        worth = np.where(within, self._worth(tokens, ms), -np.inf).max(axis=1)
-        return int(worth.argmax())
+        floor, chosen = self._floor, 0
+        lost = [-value for value in known if value > floor]  # rising, as bisect wants it
+        best, _ = self._kept([-value for value in lost], spent)
+        for width, leaf in enumerate(leaves, start=1):
+            children = [leaf * share for share in shares if leaf * share > floor]
+            if not children:
+                break  # nor have the leaves that are worth less
+            for value in children:
+                insort(lost, -value)
+            worth, _ = self._kept([-value for value in lost], spent + self.costs.level(width))
+            if worth > best:
+                best, chosen = worth, width
+        return chosen
 
 
 def _falling(values: Doubles | Sequence[float]) -> Ints:

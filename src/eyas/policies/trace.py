@@ -28,14 +28,12 @@ class PolicyTrace:
     expanded: list[int] = field(default_factory=list)
     kept: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     seconds: float = 0.0
+    _widths: list[int] = field(default_factory=list)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes the drafter was run on, by level, the root's first."""
-        if self.candidates is None or not self.expanded:
-            return ()
-        depths = np.searchsorted(self.candidates.levels, self.expanded, side="right") - 1
-        return tuple(np.bincount(depths).tolist())
+        return tuple(self._widths)
 
     @property
     def num_steps(self) -> int:
@@ -53,7 +51,9 @@ class PolicyTrace:
         start = perf_counter()
         chosen = self.policy.expand(candidates)
         self.seconds += perf_counter() - start
-        self.expanded += chosen.tolist()
+        if len(chosen):  # all of one level
+            self.expanded += chosen.tolist()
+            self._widths.append(len(chosen))
         return chosen
 
     def select(self, candidates: Candidates) -> Ints:
