@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eyas.costs import Doubles, monotone
+from eyas.costs import monotone
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.tree import Bools, DraftTree, Floats
+from eyas.tree import Bools, Doubles, DraftTree, Floats
 
 if TYPE_CHECKING:  # the policies use calibrations
     from eyas.policies.base import Candidates
@@ -104,11 +104,15 @@ class Calibration:
         if not self.levels:
             values: Doubles = np.exp(candidates.log_values, dtype=np.float64)
             return values
-        values = np.ones(len(candidates))
-        for depth in range(1, candidates.depth + 1):
+        who, known = candidates.worked_out or (self, _ROOT)
+        if who is not self:
+            known = _ROOT
+        values = np.concatenate([known, np.empty(len(candidates) - len(known))])
+        for depth in range(candidates.levels.index(len(known)), candidates.depth + 1):
             level = slice(*candidates.levels[depth : depth + 2])
             mapped = np.exp(self.levels[min(depth, len(self.levels)) - 1](candidates.log_values[level]))
             values[level] = np.minimum(mapped, values[candidates.parents[level]])
+        object.__setattr__(candidates, "worked_out", (self, values))
         return values
 
     def promised(self, tree: DraftTree) -> DraftTree:
@@ -151,6 +155,9 @@ class Calibration:
 
 IDENTITY = Calibration()
 """Path values as the drafter gives them."""
+
+
+_ROOT = np.ones(1)
 
 
 def read_calibration(head: Path, *, greedy: bool) -> Calibration:

@@ -10,11 +10,9 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eyas.errors import InvalidInputError
-
-Doubles = NDArray[np.float64]
+from eyas.tree import Doubles
 
 CURVE = 512
 """Rows or nodes for which the curves are tabulated; beyond, the last slope goes on."""

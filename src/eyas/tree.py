@@ -17,6 +17,7 @@ from eyas.errors import InvalidInputError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 

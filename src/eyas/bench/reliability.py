@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from eyas.calibration import IDENTITY, Calibration
-from eyas.costs import Doubles
 from eyas.policies.base import TreePolicy
 from eyas.replay import Moment, Recording
-from eyas.tree import Bools, Ints
+from eyas.tree import Bools, Doubles, Ints
 
 BINS = 20
 """Bins of equal width that a reliability curve has."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from eyas.tree import DraftTree, Floats, Ints
+from eyas.tree import Doubles, DraftTree, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Candidates:
         log_values: [C] float32, log path value: sum of log_probs from the root down; 0 for the root.
         ranks: [C] int64, 0 for a parent's most confident child, 1 for the next, ...
         levels: offsets of the levels: level d is ``levels[d] : levels[d + 1]``; level 0 is the root.
+        worked_out: what somebody already knows of the first nodes, as (who, values): a calibration leaves its work
+            here, and finds it again a level deeper.
     """
 
     tokens: Ints
@@ -43,6 +45,7 @@ class Candidates:
     log_values: Floats
     ranks: Ints
     levels: tuple[int, ...]
+    worked_out: tuple[object, Doubles] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def root(cls, token: int) -> Candidates:
@@ -73,6 +76,7 @@ class Candidates:
             log_values=np.concatenate([self.log_values, values.ravel()]),
             ranks=np.concatenate([self.ranks, np.arange(n * k) % k]),
             levels=(*self.levels, len(self) + n * k),
+            worked_out=self.worked_out,
         )
 
 

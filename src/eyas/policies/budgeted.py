@@ -17,11 +17,11 @@ from itertools import pairwise
 import numpy as np
 
 from eyas.calibration import IDENTITY, Calibration
-from eyas.costs import CURVE, CostTable, Doubles
+from eyas.costs import CURVE, CostTable
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates
 from eyas.policies.sequoia import Acceptance, as_acceptance
-from eyas.tree import Ints
+from eyas.tree import Doubles, Ints
 
 NEGLIGIBLE = 0.005
 """Share of a plain cycle below which a first level is not weighed but taken."""

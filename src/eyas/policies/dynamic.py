@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.calibration import IDENTITY, Calibration
-from eyas.costs import Doubles
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates
-from eyas.tree import Floats, Ints
+from eyas.tree import Doubles, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from eyas.costs import CostTable, Doubles
+from eyas.costs import CostTable
 from eyas.errors import InvalidInputError
 from eyas.policies.static import RankPath, StaticPolicy
+from eyas.tree import Doubles
 
 Acceptance = tuple[tuple[float, ...], ...]
 """p[depth][rank]; levels deeper than the last are like the last. Within a level the ranks exclude each other, so
