@@ -16,15 +16,18 @@ import torch
 from eyas.checkpoints.eagle import load_eagle
 from eyas.drafters.eagle import EagleDrafter
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.heads.config import EagleConfig
+from eyas.heads.config import Eagle3Config, EagleConfig
 from eyas.heads.eagle import EagleHead, initialise
-from eyas.heads.layers import HeadCache
+from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.layers import DraftHead, HeadCache
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, Places, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
+from eyas.train.checkpoint import begun_run
 from eyas.train.evaluate import simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
+from eyas.train.optimizer import HeadOptimizer
 from eyas.train.recipes.eagle import EagleRecipe
-from eyas.train.settings import TrainSettings, learning_rate
+from eyas.train.settings import TrainSettings, rate_share
 from eyas.train.store import Document, StoreWriter
 from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer
 
@@ -290,16 +293,18 @@ def final_weights(out: Path) -> dict[str, torch.Tensor]:
     return {**saved["head"], **{f"average.{name}": tensor for name, tensor in saved["average"].items()}}
 
 
-def test_a_killed_run_resumes_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_run_resumes_to_the_bit(tmp_path: Path, optimizer: str) -> None:
     store = write_store(tmp_path / "store", corpus())
     config = replace(CONFIG, draft_vocab_size=16)
-    Trainer([store], weights(), config, SHORT, tmp_path / "whole").run()
+    short = replace(SHORT, optimizer=optimizer)
+    Trainer([store], weights(), config, short, tmp_path / "whole").run()
 
     def stop(metrics: dict[str, Any]) -> None:
         if metrics["step"] == 6:
             raise KeyboardInterrupt
 
-    often = replace(SHORT, checkpoint_seconds=0.0)
+    often = replace(short, checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):  # steps 1 to 5 are in the checkpoint, step 6 is lost
         Trainer([store], weights(), config, often, tmp_path / "killed").run(stop)
     resumed = Trainer([store], weights(), config, often, tmp_path / "killed")
@@ -309,6 +314,53 @@ def test_a_killed_run_resumes_to_the_bit(tmp_path: Path) -> None:
     assert whole.keys() == killed.keys()
     for name, tensor in whole.items():
         assert torch.equal(tensor, killed[name]), name
+
+
+def test_a_run_keeps_its_optimizer(tmp_path: Path) -> None:
+    """Also one from before there was a choice, whose checkpoint holds an AdamW's bare state."""
+    store, out = write_store(tmp_path / "store", corpus()), tmp_path / "run"
+    Trainer([store], weights(), CONFIG, replace(SHORT, steps=4), out).run()
+    state = torch.load(out / "state.pt", weights_only=False)
+    state["optimizer"] = state["optimizer"]["adamw"]
+    del state["settings"]["optimizer"], state["settings"]["matrix_learning_rate"]
+    torch.save(state, out / "state.pt")
+    begun = begun_run(out)
+    assert begun is not None and begun.optimizer == "adamw"
+    with pytest.raises(CheckpointError, match="holds a run of adamw, asked for is muon"):
+        Trainer([store], weights(), CONFIG, replace(SHORT, optimizer="muon"), out)
+    resumed = Trainer([store], weights(), CONFIG, SHORT, out)
+    moments = resumed.optimizer.state_dict()["adamw"]["state"]
+    assert torch.equal(moments[0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
+    assert resumed.run().step == 8
+    with pytest.raises(InvalidInputError, match="'sgd' is unknown; known: adamw, muon"):
+        replace(SHORT, optimizer="sgd")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "own", "target"])
+def test_muon_moves_matrices_and_adamw_the_rest(kind: str) -> None:
+    made: DraftHead = EagleHead(CONFIG)
+    if kind != "eagle":
+        shape = {name: value for name, value in vars(CONFIG).items() if name != "fc_bias"}
+        made = Eagle3Head(Eagle3Config(**shape, target_lm_head=kind == "target"))
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    settings = replace(PLAIN, optimizer="muon", matrix_learning_rate=0.1, learning_rate=0.003, weight_decay=0.0)
+    optimizer = HeadOptimizer(made, settings)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in made.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step(0.5)
+    adam = []
+    for name, parameter in made.named_parameters():
+        change = parameter.detach() - before[name]
+        if parameter.ndim == 2 and name != "lm_head.weight":
+            sizes = torch.linalg.svdvals(change)  # of a nearly orthogonal matrix, times the rate
+            rate = 0.05 * max(1, change.shape[0] / change.shape[1]) ** 0.5
+            assert sizes.min() > 0.4 * rate and sizes.max() < 1.4 * rate, name
+        else:
+            adam.append(name)
+            torch.testing.assert_close(change.abs(), torch.full_like(change, 0.0015), rtol=1e-3, atol=0)
+    assert ("lm_head.weight" in adam) == (kind == "own")
+    assert {name for name in adam if name != "lm_head.weight"} == {name for name in before if "norm" in name}
 
 
 def test_a_run_writes_metrics_and_a_loadable_head(tmp_path: Path) -> None:
@@ -352,11 +404,11 @@ def test_a_growing_store_joins_with_the_next_epoch(tmp_path: Path) -> None:
 
 
 def test_learning_rate_warms_up_and_decays() -> None:
-    settings = TrainSettings(steps=110, warmup=10, learning_rate=1.0, final_lr_share=0.1)
-    assert learning_rate(settings, 0) == pytest.approx(0.1)
-    assert learning_rate(settings, 10) == pytest.approx(1.0)
-    assert learning_rate(settings, 60) == pytest.approx(0.55)
-    assert learning_rate(settings, 110) == pytest.approx(0.1)
+    settings = TrainSettings(steps=110, warmup=10, final_lr_share=0.1)
+    assert rate_share(settings, 0) == pytest.approx(0.1)
+    assert rate_share(settings, 10) == pytest.approx(1.0)
+    assert rate_share(settings, 60) == pytest.approx(0.55)
+    assert rate_share(settings, 110) == pytest.approx(0.1)
 
 
 def test_overfitting_one_conversation_accepts_nearly_everything() -> None:

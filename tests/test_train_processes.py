@@ -35,8 +35,18 @@ PLAIN = TrainSettings(
 WAYS: dict[str, tuple[HeadConfig, TrainSettings]] = {
     "plain": (replace(eagle.CONFIG, draft_vocab_size=16), PLAIN),
     "unrolled": (eagle.CONFIG, replace(PLAIN, unroll=3, unroll_after=4, prompt_weight=0.0, rows=3)),
+    "muon": (replace(eagle.CONFIG, draft_vocab_size=16), replace(PLAIN, optimizer="muon")),
     "eagle3": (replace(eagle3.CONFIG, draft_vocab_size=16), replace(PLAIN, unroll=3, noise=0.0)),
+    "eagle3 muon": (
+        replace(eagle3.CONFIG, draft_vocab_size=16, target_lm_head=True),
+        replace(PLAIN, unroll=3, noise=0.0, optimizer="muon"),
+    ),
 }
+
+
+def tolerance(way: str) -> float:
+    """How far losses may lie apart; Muon rounds to bfloat16 within, and carries that into the next steps."""
+    return 5e-3 if WAYS[way][1].optimizer == "muon" else 1e-4
 
 
 def trainer(way: str, store: Path, out: Path, processes: Processes) -> Trainer:
@@ -128,13 +138,13 @@ def test_two_processes_train_as_one(folder: Path, way: str) -> None:
     one, two = lines(folder / "one" / way), lines(folder / "two" / way)
     assert [line["step"] for line in two] == list(range(1, STEPS + 1))
     for a, b in zip(one, two, strict=True):
-        assert b["loss"] == pytest.approx(a["loss"], abs=1e-4)
-        assert b["regression"] == pytest.approx(a["regression"], abs=1e-4)
-        assert b["distillation"] == pytest.approx(a["distillation"], abs=1e-4)
-        assert b["agreement"] == pytest.approx(a["agreement"], abs=1e-4)
+        assert b["loss"] == pytest.approx(a["loss"], abs=tolerance(way))
+        assert b["regression"] == pytest.approx(a["regression"], abs=tolerance(way))
+        assert b["distillation"] == pytest.approx(a["distillation"], abs=tolerance(way))
+        assert b["agreement"] == pytest.approx(a["agreement"], abs=tolerance(way))
         assert (b["tokens"], b["epoch"], b["learning_rate"]) == (a["tokens"], a["epoch"], a["learning_rate"])
         assert b.keys() == a.keys()
-    assert two[-1]["held_out_distillation"] == pytest.approx(one[-1]["held_out_distillation"], abs=1e-4)
+    assert two[-1]["held_out_distillation"] == pytest.approx(one[-1]["held_out_distillation"], abs=tolerance(way))
     assert one[0]["loss"] - one[-1]["loss"] > 1e-3  # there was something to get wrong
 
 
@@ -142,7 +152,7 @@ def test_two_processes_train_as_one(folder: Path, way: str) -> None:
 @pytest.mark.parametrize("beginner", ["one", "two"])
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, way: str, beginner: str) -> None:
     whole, resumed = lines(folder / "one" / way)[HALF:], lines(folder / beginner / f"{way}-half")
-    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole], abs=1e-4)
+    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole], abs=tolerance(way))
 
 
 def test_an_epochs_last_batch_may_leave_a_process_idle(folder: Path) -> None:

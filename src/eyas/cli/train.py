@@ -28,8 +28,15 @@ class TrainOptions:
     steps: Annotated[int | None, Option(help="Optimiser steps.", show_default=False)] = None
     rows: Annotated[int | None, Option(help="Rows per batch.", show_default=False)] = None
     row_size: Annotated[int | None, Option(help="Tokens per row.", show_default=False)] = None
-    learning_rate: Annotated[float | None, Option(help="Highest learning rate.", show_default=False)] = None
-    warmup: Annotated[int | None, Option(help="Steps until it is reached.", show_default=False)] = None
+    optimizer: Annotated[
+        Literal["adamw", "muon"] | None,
+        Option(help="muon is for matrices, beside adamw for the rest. Default: muon for eagle3.", show_default=False),
+    ] = None
+    learning_rate: Annotated[float | None, Option(help="Highest learning rate of adamw.", show_default=False)] = None
+    matrix_learning_rate: Annotated[float | None, Option(help="Highest learning rate of muon.", show_default=False)] = (
+        None
+    )
+    warmup: Annotated[int | None, Option(help="Steps until they are reached.", show_default=False)] = None
     noise: Annotated[float | None, Option(help="Noise on the features.", show_default=False)] = None
     regression_weight: Annotated[float | None, Option(help="Weight of the feature loss.", show_default=False)] = None
     distillation_weight: Annotated[float | None, Option(help="Weight of the token loss.", show_default=False)] = None
@@ -97,7 +104,8 @@ def train_command(
         begun = processes.from_first(lambda: begun_run(out))
         own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
         config = head_config(source, draft_vocab_size, intermediate_size, kind, own_lm_head=own_lm_head)
-        settings = TrainSettings(**{**recipe_for(config).defaults, **given(options)})
+        kept = {"optimizer": begun.optimizer} if begun else {}
+        settings = TrainSettings(**{**recipe_for(config).defaults, **kept, **given(options)})
         trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes)
         if processes.first:
             _train_and_tell(trainer, tensorboard)

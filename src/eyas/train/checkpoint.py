@@ -23,26 +23,37 @@ class BegunRun:
 
     Attributes:
         target_lm_head: the target's lm_head scores.
+        optimizer: see ``TrainSettings``.
     """
 
     target_lm_head: bool
+    optimizer: str
 
 
 def begun_run(out: Path) -> BegunRun | None:
     """What the run in ``out`` keeps; None where none has begun. Raises as ``read_checkpoint``."""
     checkpoint = _load(out, mmap=True)
-    return None if checkpoint is None else BegunRun(checkpoint["config"].get("target_lm_head", False))
+    if checkpoint is None:
+        return None
+    return BegunRun(checkpoint["config"].get("target_lm_head", False), _optimizer(checkpoint))
 
 
-def read_checkpoint(out: Path, config: HeadConfig) -> dict[str, Any] | None:
+def read_checkpoint(out: Path, config: HeadConfig, optimizer: str) -> dict[str, Any] | None:
     """The checkpoint in ``out``; None where there is none.
 
     Raises:
-        CheckpointError: it is damaged, or of another head than ``config``.
+        CheckpointError: it is damaged, of another head than ``config``, or was made by another optimiser.
     """
     checkpoint = _load(out)
-    if checkpoint is not None and (differing := _differing(checkpoint["config"], config)):
+    if checkpoint is None:
+        return None
+    if differing := _differing(checkpoint["config"], config):
         raise CheckpointError(f"{out} holds a run of another head: {differing}")
+    if _optimizer(checkpoint) != optimizer:
+        raise CheckpointError(
+            f"{out} holds a run of {_optimizer(checkpoint)}, asked for is {optimizer}; a run keeps its optimiser: "
+            "leave --optimizer out, or begin a new run from its head (--init-from)"
+        )
     return checkpoint
 
 
@@ -67,6 +78,11 @@ def write_checkpoint(out: Path, state: Mapping[str, Any]) -> None:
         except RuntimeError as error:  # how torch reports a full disk
             raise OSError(error) from None
         os.replace(temporary, out / FILE)
+
+
+def _optimizer(checkpoint: Mapping[str, Any]) -> str:
+    optimizer: str = checkpoint["settings"].get("optimizer", "adamw")  # older runs knew no other
+    return optimizer
 
 
 def _differing(stored: Mapping[str, Any], config: HeadConfig) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from eyas.errors import InvalidInputError
 
+OPTIMIZERS = ("adamw", "muon")
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -15,8 +17,10 @@ class TrainSettings:
     Attributes:
         steps: optimiser steps.
         rows, row_size: a batch is ``rows`` rows of ``row_size`` pairs.
-        learning_rate, warmup, final_lr_share: linear warmup over ``warmup`` steps, then a cosine down to this share.
-        weight_decay, beta2, clip: of AdamW, and the largest gradient norm.
+        optimizer: "adamw", or "muon" for all matrices but an lm_head, with AdamW for the rest.
+        learning_rate, matrix_learning_rate: the highest ones of AdamW and of Muon.
+        warmup, final_lr_share: linear warmup over ``warmup`` steps, then a cosine down to this share.
+        weight_decay, beta2, clip: of both, of AdamW, and the largest gradient norm.
         noise: features get uniform noise of -noise..noise (EAGLE: 0.1 at H = 4096), scaled by their deviation.
         regression_weight, distillation_weight: of the two losses of an EAGLE-1/2 head (EAGLE-1: 1.0 and 0.1).
         unroll: steps of its own that the head learns to take (1: plain EAGLE; HASS: 3 to 4; EAGLE-3: 4 or more).
@@ -34,7 +38,9 @@ class TrainSettings:
     steps: int = 2000
     rows: int = 4
     row_size: int = 512
+    optimizer: str = "adamw"
     learning_rate: float = 1e-3
+    matrix_learning_rate: float = 0.02
     warmup: int = 50
     final_lr_share: float = 0.05
     weight_decay: float = 0.01
@@ -58,14 +64,16 @@ class TrainSettings:
         for name in ("steps", "rows", "row_size", "unroll", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.learning_rate <= 0 or not 0 <= self.ema < 1:
-            raise InvalidInputError(f"learning_rate must be above 0 and ema in 0..1, got {self}")
+        if self.optimizer not in OPTIMIZERS:
+            raise InvalidInputError(f"optimizer {self.optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}")
+        if min(self.learning_rate, self.matrix_learning_rate) <= 0 or not 0 <= self.ema < 1:
+            raise InvalidInputError(f"learning rates must be above 0 and ema in 0..1, got {self}")
 
 
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Of step 0, 1, ...: linear warmup, cosine decay to ``final_lr_share``."""
+def rate_share(settings: TrainSettings, step: int) -> float:
+    """Share of the highest learning rates in step 0, 1, ...: linear warmup, cosine decay to ``final_lr_share``."""
     if step < settings.warmup:
-        return settings.learning_rate * (step + 1) / settings.warmup
+        return (step + 1) / settings.warmup
     progress = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
     share = settings.final_lr_share
-    return settings.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    return share + (1 - share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -25,10 +25,11 @@ from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.checkpoint import read_checkpoint, write_checkpoint
 from eyas.train.evaluate import simulate
+from eyas.train.optimizer import HeadOptimizer
 from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
-from eyas.train.settings import TrainSettings, learning_rate
+from eyas.train.settings import TrainSettings, rate_share
 from eyas.train.store import Document, FeatureStore, writing
 from eyas.tree import Ints
 
@@ -120,7 +121,7 @@ class Trainer:
             out.mkdir(parents=True, exist_ok=True)
         self.state = TrainState()
         self._plan: EpochPlan | None = None
-        checkpoint = processes.from_first(lambda: read_checkpoint(out, config))
+        checkpoint = processes.from_first(lambda: read_checkpoint(out, config, settings.optimizer))
         self.d2t: Ints | None = None
         if checkpoint is not None:
             self.d2t = checkpoint["d2t"]
@@ -137,13 +138,7 @@ class Trainer:
         self.recipe.initialise(self.head, scored.cpu(), target.norm, torch.Generator().manual_seed(settings.seed))
         self.head.to(self.device)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
-        self.optimizer = torch.optim.AdamW(
-            self.head.parameters(),
-            lr=settings.learning_rate,
-            betas=(0.9, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.optimizer = HeadOptimizer(self.head, settings)
         if checkpoint is not None:
             self.head.load_state_dict(checkpoint["head"])
             self.average = {name: tensor.to(self.device) for name, tensor in checkpoint["average"].items()}
@@ -166,7 +161,7 @@ class Trainer:
                 "regression": measured.regression,
                 "distillation": measured.distillation,
                 "agreement": measured.agreement,
-                "learning_rate": learning_rate(self.settings, self.state.step - 1),
+                "learning_rate": self.settings.learning_rate * rate_share(self.settings, self.state.step - 1),
                 "tokens": self.state.tokens,
                 "tokens_per_second": pairs / (time.perf_counter() - started),
             }
@@ -262,9 +257,7 @@ class Trainer:
             uniform = torch.rand(shape, generator=generator)[share].to(self.device)
             noise = (2 * uniform - 1) * self._noise_scale
         now = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, state.step)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             measured = self.recipe.loss(
                 self.head, batch, self.embedding, self.draft_lm_head, now, noise, self.processes.sum
@@ -272,7 +265,7 @@ class Trainer:
         measured.loss.backward()  # type: ignore[no-untyped-call]
         self.processes.sum_gradients(self.head.parameters())
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.clip)
-        self.optimizer.step()
+        self.optimizer.step(rate_share(settings, state.step))
         state.step += 1
         if settings.ema > 0:
             decay = min(settings.ema, state.step / (state.step + 10))  # the start is soon forgotten

@@ -26,7 +26,7 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
     must be learned on: several steps, and no noise on features of three different scales."""
 
     feature_levels = Eagle3Config.FEATURE_LEVELS
-    defaults: ClassVar[Mapping[str, Any]] = {"unroll": 4, "noise": 0.0}
+    defaults: ClassVar[Mapping[str, Any]] = {"unroll": 4, "noise": 0.0, "optimizer": "muon"}
 
     def new_head(self, config: Eagle3Config) -> Eagle3Head:
         return Eagle3Head(config)
