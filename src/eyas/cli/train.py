@@ -63,6 +63,11 @@ def train_command(
     kind: Annotated[
         Literal["eagle", "eagle3"], Option(help="The kind of head; eagle3 needs answers with its features.")
     ] = "eagle",
+    layers: Annotated[int, Option(help="Decoder layers of an EAGLE-1/2 head; each costs as much as the first.")] = 1,
+    init_from: Annotated[
+        str | None,
+        Option(help="A head of the same kind and shape whose weights a new run begins with.", show_default=False),
+    ] = None,
     own_lm_head: Annotated[
         bool, Option("--own-lm-head", help="Train an EAGLE-3 head's lm_head, too; else it uses the model's.")
     ] = False,
@@ -83,6 +88,8 @@ def train_command(
     source = load_source(target, tell)
     import torch
 
+    from eyas.checkpoints.heads import load_head
+    from eyas.loading import head_directory
     from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
     from eyas.train.processes import joined
@@ -103,10 +110,15 @@ def train_command(
     with joined(device) as processes:
         begun = processes.from_first(lambda: begun_run(out))
         own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
-        config = head_config(source, draft_vocab_size, intermediate_size, kind, own_lm_head=own_lm_head)
+        config = head_config(source, draft_vocab_size, intermediate_size, kind, layers, own_lm_head=own_lm_head)
+        start = None
+        if init_from is not None:
+            metadata["init_from"] = init_from
+            folder = head_directory(init_from) or init_from
+            start = None if begun else processes.from_first(lambda: load_head(folder))
         kept = {"optimizer": begun.optimizer} if begun else {}
         settings = TrainSettings(**{**recipe_for(config).defaults, **kept, **given(options)})
-        trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes)
+        trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes, start=start)
         if processes.first:
             _train_and_tell(trainer, tensorboard)
         else:
@@ -164,6 +176,7 @@ def head_config(
     draft_vocab_size: int | None,
     intermediate_size: int | None,
     kind: str = "eagle",
+    layers: int = 1,
     *,
     own_lm_head: bool = False,
 ) -> EagleConfig | Eagle3Config:
@@ -173,7 +186,7 @@ def head_config(
         own_lm_head: of an EAGLE-3 head; else the target's scores.
 
     Raises:
-        InvalidInputError: a draft vocabulary larger than the target's.
+        InvalidInputError: a draft vocabulary larger than the target's, or a number of layers that the kind has not.
     """
     from eyas.heads.config import Eagle3Config, EagleConfig
 
@@ -189,6 +202,7 @@ def head_config(
         num_key_value_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocab_size=config["vocab_size"],
+        num_layers=layers,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope_theta=config.get("rope_theta") or 10000.0,
         rope_scaling=config.get("rope_scaling"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ def read_checkpoint(out: Path, config: HeadConfig, optimizer: str) -> dict[str, 
     checkpoint = _load(out)
     if checkpoint is None:
         return None
-    if differing := _differing(checkpoint["config"], config):
-        raise CheckpointError(f"{out} holds a run of another head: {differing}")
+    if faults := differing(checkpoint["config"], config):
+        raise CheckpointError(f"{out} holds a run of another head: {faults}")
     if _optimizer(checkpoint) != optimizer:
         raise CheckpointError(
             f"{out} holds a run of {_optimizer(checkpoint)}, asked for is {optimizer}; a run keeps its optimiser: "
@@ -85,8 +85,12 @@ def _optimizer(checkpoint: Mapping[str, Any]) -> str:
     return optimizer
 
 
-def _differing(stored: Mapping[str, Any], config: HeadConfig) -> str:
-    """The fields that differ, and how; empty where none does."""
+def differing(stored: Mapping[str, Any], config: HeadConfig, free: Collection[str] = ()) -> str:
+    """The fields of a head's config, as stored, that differ from the asked one's, and how; empty where none does.
+
+    Args:
+        free: fields that may differ.
+    """
     asked = asdict(config)
     if ("fc_bias" in stored) != ("fc_bias" in asked):
         return "its kind (--kind) is the other one"
@@ -94,5 +98,5 @@ def _differing(stored: Mapping[str, Any], config: HeadConfig) -> str:
     return "; ".join(
         f"{name} is {has.get(name)!r} there, asked for is {wanted!r}"
         for name, wanted in asked.items()
-        if has.get(name) != wanted
+        if has.get(name) != wanted and name not in free
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.checkpoints.head_layout import HeadCheckpoint
 from eyas.errors import InvalidInputError
 from eyas.heads.config import HeadConfig
 from eyas.heads.layers import DraftHead, draft_rows
@@ -30,6 +31,7 @@ from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
 from eyas.train.settings import TrainSettings, rate_share
+from eyas.train.start import start_weights
 from eyas.train.store import Document, FeatureStore, writing
 from eyas.tree import Ints
 
@@ -81,6 +83,7 @@ class Trainer:
         config: shape of the head.
         out: the run's directory; a run found there is continued.
         metadata: recorded with the head.
+        start: a head whose weights a new run begins with.
         processes: those that train together. The first writes; the others need not see ``out``, only the stores.
     """
 
@@ -94,12 +97,14 @@ class Trainer:
         *,
         metadata: dict[str, str] | None = None,
         processes: Processes = ALONE,
+        start: HeadCheckpoint[Any] | None = None,
     ) -> None:
         if settings.rows < processes.count:
             raise InvalidInputError(
                 f"a batch of {settings.rows} rows cannot be shared by {processes.count} processes; --rows "
                 f"{processes.count} gives each one row, and makes the batch larger"
             )
+        begin_with = None if start is None else start_weights(start, config)
         self.settings = settings
         self.processes = processes
         self.recipe = recipe_for(config)
@@ -125,6 +130,8 @@ class Trainer:
         self.d2t: Ints | None = None
         if checkpoint is not None:
             self.d2t = checkpoint["d2t"]
+        elif start is not None and "lm_head.weight" in start.tensors:
+            self.d2t = start.d2t  # its rows are those tokens'
         elif (size := config.draft_vocab_size) is not None:
             self.d2t = processes.from_first(
                 lambda: choose_draft_vocabulary(self._training_documents(), config.vocab_size, size)
@@ -136,6 +143,8 @@ class Trainer:
         self.draft_lm_head = scored.bfloat16() if self._autocast else scored
         self.head: DraftHead = self.recipe.new_head(config)
         self.recipe.initialise(self.head, scored.cpu(), target.norm, torch.Generator().manual_seed(settings.seed))
+        if begin_with is not None:
+            self.head.load_state_dict(begin_with)
         self.head.to(self.device)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
         self.optimizer = HeadOptimizer(self.head, settings)
