@@ -92,6 +92,7 @@ def train_command(
     from eyas.loading import head_directory
     from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
+    from eyas.train.native import native_drafter
     from eyas.train.processes import joined
     from eyas.train.recipes import recipe_for
     from eyas.train.settings import TrainSettings
@@ -118,7 +119,20 @@ def train_command(
             start = None if begun else processes.from_first(lambda: load_head(folder))
         kept = {"optimizer": begun.optimizer} if begun else {}
         settings = TrainSettings(**{**recipe_for(config).defaults, **kept, **given(options)})
-        trainer = Trainer(stores, weights, config, settings, out, metadata=metadata, processes=processes, start=start)
+        make_drafter = None
+        if processes.first and processes.device.type == "cpu":
+            make_drafter = native_drafter(source, config, threads=torch.get_num_threads())
+        trainer = Trainer(
+            stores,
+            weights,
+            config,
+            settings,
+            out,
+            metadata=metadata,
+            processes=processes,
+            start=start,
+            make_drafter=make_drafter,
+        )
         if processes.first:
             _train_and_tell(trainer, tensorboard)
         else:

@@ -7,13 +7,18 @@ arithmetic of the stored features (bfloat16).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
+from eyas.heads.layers import DraftHead
 from eyas.policies.base import TreePolicy
 from eyas.train.store import Document
+from eyas.tree import Ints
+
+MakeDrafter = Callable[[DraftHead, Ints | None], Drafter]
+"""Makes a drafter of a head and the offsets of its draft vocabulary, None for the whole one."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
         root = len(document.answer) - 1
         while root > 0 and document.answer[root - 1]:
             root -= 1  # the last answer's first token
+        features = document.features.float().numpy()
         session = drafter.new_session()
-        session.commit(ids[1 : root + 1], document.features[:root])
+        session.commit(ids[1 : root + 1], features[:root])
         while root < len(ids) - 1:
             tree = session.propose(ids[root], policy, len(ids) - 2 - root)
             node, accepted = 0, 0
@@ -56,7 +62,7 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
                     break
                 node, accepted = child, accepted + 1
             new = accepted + 1  # the target provides one more
-            session.commit(ids[root + 1 : root + new + 1], document.features[root : root + new])
+            session.commit(ids[root + 1 : root + new + 1], features[root : root + new])
             root += new
             cycles += 1
             tokens += new

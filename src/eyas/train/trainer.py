@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from eyas.checkpoints.head_layout import HeadCheckpoint
+from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
 from eyas.heads.config import HeadConfig
 from eyas.heads.layers import DraftHead, draft_rows
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.checkpoint import read_checkpoint, write_checkpoint
-from eyas.train.evaluate import simulate
+from eyas.train.evaluate import MakeDrafter, simulate
 from eyas.train.optimizer import HeadOptimizer
 from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
@@ -84,6 +85,7 @@ class Trainer:
         out: the run's directory; a run found there is continued.
         metadata: recorded with the head.
         start: a head whose weights a new run begins with.
+        make_drafter: what tries heads out; None for the recipe's, in PyTorch.
         processes: those that train together. The first writes; the others need not see ``out``, only the stores.
     """
 
@@ -98,6 +100,7 @@ class Trainer:
         metadata: dict[str, str] | None = None,
         processes: Processes = ALONE,
         start: HeadCheckpoint[Any] | None = None,
+        make_drafter: MakeDrafter | None = None,
     ) -> None:
         if settings.rows < processes.count:
             raise InvalidInputError(
@@ -111,6 +114,7 @@ class Trainer:
         self.out = out
         self.device = processes.device
         self.metadata = metadata or {}
+        self._make_drafter = make_drafter or self._torch_drafter
         self._paths = list(stores)
         self._stores = self._open_stores()
         for store in self._stores:
@@ -202,9 +206,7 @@ class Trainer:
         """Held-out measures of the averaged head: simulated acceptance length, agreement, distillation loss."""
         head = self.averaged_head()
         greedy = [document for document in documents if document.greedy][: self.settings.evaluate_documents]
-        d2t = None if self.d2t is None else torch.from_numpy(self.d2t)
-        drafter = self.recipe.drafter(head, self.embedding, self.lm_head, d2t)
-        acceptance = simulate(drafter, DynamicPolicy(), greedy)
+        acceptance = simulate(self._make_drafter(head, self.d2t), DynamicPolicy(), greedy)
         row_size = self.settings.row_size
         rows = epoch_rows(np.array([len(d) for d in greedy]), row_size, 0, 0)
         batch = make_batch([[greedy[i] for i in row] for row in rows], row_size).to(self.device)
@@ -217,6 +219,10 @@ class Trainer:
             "held_out_agreement_3": loss.agreement[2],
             "held_out_distillation": loss.distillation,
         }
+
+    def _torch_drafter(self, head: DraftHead, d2t: Ints | None) -> Drafter:
+        offsets = None if d2t is None else torch.from_numpy(d2t)
+        return self.recipe.drafter(head, self.embedding, self.lm_head, offsets)
 
     def averaged_head(self) -> DraftHead:
         """The head that is evaluated and saved: averaged weights if ``ema``, else the current ones."""
