@@ -20,6 +20,7 @@ from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
 from eyas.profile import (
     GRAFT,
+    Check,
     Profile,
     ProfileKey,
     load_profile,
@@ -28,13 +29,13 @@ from eyas.profile import (
     read_profile,
     save_profile,
 )
-from eyas.replay import Recording, grid, record, replay
+from eyas.replay import Recording, record, replay, walks
 from eyas.sampling import SamplingParams, log_softmax
 from eyas.stopping import StopParams
 from eyas.targets.base import ArrayOutput, Features
 from eyas.timing import random_tree
 from eyas.tree import DraftTree, Ints
-from eyas.tuner import Effort, choose, settle, tune
+from eyas.tuner import Effort, choose, over_all, settings, settle, tune
 from support.tiny import TableCache, TableTarget
 
 PROMPTS = [[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5], [2, 7, 1, 8], [6, 6, 6]]
@@ -95,6 +96,10 @@ class NoisySession:
 
 def make_key(target: TableTarget, fingerprint: str, threads: int | None = None) -> ProfileKey:
     return ProfileKey.of(target.info, fingerprint, ("noisy", "d00d"), threads=threads)
+
+
+def chosen(recording: Recording, costs: CostTable, key: ProfileKey) -> Profile:
+    return choose(recording, costs, key, 15, settings(recording, 15))
 
 
 COSTS = CostTable((1, 4, 8, 16), (10.0, 10.5, 12.0, 22.0), (1, 2, 4), (0.6, 0.7, 0.9), first_ms=0.8, overhead_ms=0.4)
@@ -165,7 +170,8 @@ def test_a_replay_is_what_a_run_would_be(recording: Recording, policy: TreePolic
 
 def test_the_grid_is_many_replays(recording: Recording) -> None:
     steps, widths, budgets = range(1, 5), (1, 2, 4), (1, 3, 8, 20)
-    points = grid(recording, COSTS, num_steps=steps, topk=widths, num_draft_tokens=budgets)
+    tried = walks(recording, num_steps=steps, topk=widths, num_draft_tokens=budgets)
+    points = [walk.priced(COSTS) for walk in tried]
     assert {(p.num_steps, p.topk, p.num_draft_tokens) for p in points} == set(product(steps, widths, budgets))
     for point in points:
         policy = DynamicPolicy(point.num_steps, point.topk, point.num_draft_tokens)
@@ -203,7 +209,7 @@ def test_sampled_answers_can_be_recorded() -> None:
 
 def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(recording: Recording) -> None:
     target = peaked_target()
-    profile = choose(recording, COSTS, make_key(target, "f"), 15)
+    profile = chosen(recording, COSTS, make_key(target, "f"))
     assert profile.best is not None
     assert profile.best.rate == max(point.rate for point in profile.grid)
     budgeted = replay(recording, profile.budgeted(), COSTS).rate
@@ -215,7 +221,7 @@ def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(re
 def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
     dear = replace(COSTS, first_ms=500.0)
     target = peaked_target()
-    profile = choose(recording, dear, make_key(target, "f"), 15)
+    profile = chosen(recording, dear, make_key(target, "f"))
     assert profile.best is None
     assert profile.template == ()
     assert profile.dynamic() is None
@@ -375,8 +381,28 @@ def test_what_cycles_take_beyond_their_passes_goes_into_the_table() -> None:
     known = with_whole_cycles(bare, cycles)
     assert (known.overhead_ms, known.first_ms) == pytest.approx((COSTS.overhead_ms, COSTS.first_ms))
     assert with_whole_cycles(COSTS, []) == COSTS
-    quick = [replace(cycle, ms=0.1) for cycle in cycles]
-    assert with_whole_cycles(bare, quick) == bare  # nothing costs less than nothing
+    free = with_whole_cycles(bare, [replace(cycle, ms=0.1) for cycle in cycles])
+    assert (free.overhead_ms, free.first_ms) == (0.0, 0.0)  # nothing costs less than nothing
+
+
+def test_cycles_of_many_shapes_tell_levels_from_rows() -> None:
+    dear = replace(COSTS, verify_ms=(10.0, 10.8, 12.7, 23.5), draft_ms=(0.9, 1.0, 1.2), first_ms=1.0)
+    shapes = [((1,) * levels, kept) for levels in (1, 2, 4) for kept in (1, 7, 15)]
+    found = with_whole_cycles(COSTS, [TimedCycle(widths, kept, 1, dear.cycle(widths, kept)) for widths, kept in shapes])
+    assert found.verify_ms == pytest.approx(dear.verify_ms)
+    assert found.draft_ms == pytest.approx(dear.draft_ms)
+    assert found.first_ms == pytest.approx(dear.first_ms)
+
+
+def test_speeds_on_a_few_prompts_tell_of_all() -> None:
+    few = [
+        Check("none", 100.0, 98.0, 1.0),
+        Check("dynamic", 200.0, 210.0, 2.0),
+        Check("dynamic" + GRAFT, None, 231.0, 2.2),
+    ]
+    all_prompts = {"none": 102.0, "dynamic": 180.0, "dynamic" + GRAFT: 180.0}
+    found = [check.overall for check in over_all(few, all_prompts)]
+    assert found == pytest.approx([102 * 0.98, 180 * 1.05, 180 * 1.05 * 1.1])
 
 
 def test_the_tuned_policy_answers_the_same() -> None:
@@ -403,7 +429,7 @@ def test_prompts_that_cannot_be_tuned_by() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("values", "message"),
     [
         ({"rows": (2, 4)}, "start at 1"),
         ({"rows": (1,)}, "two at least"),
@@ -412,9 +438,9 @@ def test_prompts_that_cannot_be_tuned_by() -> None:
         ({"max_tokens": 1}, "at least 2 tokens"),
     ],
 )
-def test_efforts_that_make_no_sense(settings: dict[str, object], message: str) -> None:
+def test_efforts_that_make_no_sense(values: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        Effort(**settings)  # type: ignore[arg-type]
+        Effort(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 33])
@@ -431,7 +457,7 @@ def test_random_trees(rows: int) -> None:
 def profile(recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
     target = peaked_target()
-    return choose(recording, COSTS, make_key(target, "0123abcd", threads=2), 15)
+    return chosen(recording, COSTS, make_key(target, "0123abcd", threads=2))
 
 
 def test_a_profile_survives_the_disk(profile: Profile, tmp_path: Path) -> None:

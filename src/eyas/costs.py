@@ -155,18 +155,29 @@ class TimedCycle:
 def with_whole_cycles(costs: CostTable, cycles: Sequence[TimedCycle]) -> CostTable:
     """What cycles take beyond the passes that were timed by themselves, put into the table.
 
-    What plain decoding spends beside its passes every cycle spends: ``overhead_ms``. What drafted cycles spend more
-    is drafting, and is put into ``first_ms``. Without cycles of either kind that part stays as it is.
+    What plain decoding spends beside its passes every cycle spends: ``overhead_ms``. What drafted cycles spend more is
+    drafting and verifying: least squares tell how much of it comes with every draft, every further level, and every
+    further row (up to the most rows seen). Parts that the cycles do not tell apart stay as they are.
     """
-
-    def beyond(costs: CostTable, some: Sequence[TimedCycle]) -> float:
-        return fmean(cycle.ms - costs.cycle(cycle.expanded, cycle.num_draft_tokens) for cycle in some)
-
     if plain := [cycle for cycle in cycles if not cycle.expanded and not cycle.num_draft_tokens]:
-        costs = replace(costs, overhead_ms=max(0.0, costs.overhead_ms + beyond(costs, plain)))
-    if drafted := [cycle for cycle in cycles if cycle.expanded]:
-        costs = replace(costs, first_ms=max(0.0, costs.first_ms + beyond(costs, drafted)))
-    return costs
+        beyond = fmean(cycle.ms - costs.cycle((), 0) for cycle in plain)
+        costs = replace(costs, overhead_ms=max(0.0, costs.overhead_ms + beyond))
+    drafted = [cycle for cycle in cycles if cycle.expanded]
+    if not drafted:
+        return costs
+    parts = np.array([(len(cycle.expanded) - 1, cycle.num_draft_tokens) for cycle in drafted], np.float64)
+    excess = np.array([cycle.ms - costs.cycle(cycle.expanded, cycle.num_draft_tokens) for cycle in drafted])
+    # About the mean, the least-squares solution of smallest norm leaves alone what never changes.
+    level, row = np.linalg.lstsq(parts - parts.mean(axis=0), excess - excess.mean())[0].tolist()
+    first = excess.mean() - parts.mean(axis=0) @ (level, row)
+    most = parts[:, 1].max()
+    rows = [ms + row * min(size - 1, most) for size, ms in zip(costs.verify_rows, costs.verify_ms, strict=True)]
+    return replace(
+        costs,
+        first_ms=max(0.0, costs.first_ms + float(first)),
+        draft_ms=tuple(max(0.0, ms + level) for ms in costs.draft_ms),
+        verify_ms=tuple(monotone([max(rows[0], float(ms)) for ms in rows])),
+    )
 
 
 def typical_costs(level: float) -> CostTable:

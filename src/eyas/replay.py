@@ -7,7 +7,8 @@ it, so an answer that was sampled accepts in expectation what the verifier would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -286,41 +287,57 @@ class GridPoint:
         return DynamicPolicy(*self.setting)
 
 
-def grid(
-    recording: Recording,
-    costs: CostTable,
-    *,
-    num_steps: Sequence[int],
-    topk: Sequence[int],
-    num_draft_tokens: Sequence[int],
-) -> list[GridPoint]:
+@dataclass(frozen=True)
+class Walk:
+    """What one setting of EAGLE-2's policy did with a recording, whatever that costs.
+
+    Attributes:
+        setting: num_steps, topk, num_draft_tokens.
+        tokens: committed.
+        shapes: (nodes expanded per level, nodes verified) of its cycles, each with how often it came about.
+    """
+
+    setting: tuple[int, int, int]
+    tokens: int
+    shapes: Mapping[tuple[tuple[int, ...], int], int]
+
+    def priced(self, costs: CostTable) -> GridPoint:
+        ms = sum(count * costs.cycle(*shape) for shape, count in self.shapes.items())
+        cycles = sum(self.shapes.values())
+        return GridPoint(*self.setting, self.tokens / max(cycles, 1), self.tokens / ms if ms else 0.0)
+
+
+def walks(
+    recording: Recording, *, num_steps: Sequence[int], topk: Sequence[int], num_draft_tokens: Sequence[int]
+) -> list[Walk]:
     """``replay`` of ``DynamicPolicy`` for every combination, in one go.
 
     The candidates of s levels are the first s levels of any deeper draft, and the m best nodes of them are a prefix of
     one order. So each width is drafted once, and a path is accepted as far as its nodes rank among the first m.
     """
-    points = []
+    found = []
     for width in topk:
         drafted = [[_Ranked.of(moment, max(num_steps), width) for moment in answer] for answer in recording.answers]
         for steps in num_steps:
             for budget in num_draft_tokens:
-                cycles = tokens = 0
-                ms = 0.0
+                tokens = 0
+                shapes = Counter[tuple[tuple[int, ...], int]]()
                 for answer in drafted:
                     place = 0
                     while place < len(answer):
-                        accepted, cost = answer[place].cycle(steps, budget, costs)
-                        cycles, tokens, ms = cycles + 1, tokens + accepted + 1, ms + cost
+                        accepted, shape = answer[place].cycle(steps, budget)
+                        shapes[shape] += 1
+                        tokens += accepted + 1
                         place += accepted + 1
-                points.append(GridPoint(steps, width, budget, tokens / max(cycles, 1), tokens / ms if ms else 0.0))
-    return points
+                found.append(Walk((steps, width, budget), tokens, shapes))
+    return found
 
 
 @dataclass(frozen=True)
 class _Ranked:
     """A moment's draft at one width: for s levels, how many guesses there are and where the right ones rank."""
 
-    expanded: list[int]  # per level
+    expanded: tuple[int, ...]  # per level
     guesses: list[int]  # [s] finite candidates in the first s levels
     places: list[list[int]]  # [s] rank by value of each right node among them
 
@@ -338,12 +355,12 @@ class _Ranked:
             rank[np.argsort(-values, kind="stable")] = np.arange(len(values))
             guesses.append(int(np.isfinite(values).sum()))
             places.append([int(rank[node - 1]) for node in right[:depth]])
-        return cls(expanded, guesses, places)
+        return cls(tuple(expanded), guesses, places)
 
-    def cycle(self, num_steps: int, budget: int, costs: CostTable) -> tuple[int, float]:
-        """(nodes accepted, milliseconds)."""
+    def cycle(self, num_steps: int, budget: int) -> tuple[int, tuple[tuple[int, ...], int]]:
+        """(nodes accepted, shape of the cycle)."""
         accepted = sum(place < budget for place in self.places[num_steps])
-        return accepted, costs.cycle(self.expanded[:num_steps], min(budget, self.guesses[num_steps]))
+        return accepted, (self.expanded[:num_steps], min(budget, self.guesses[num_steps]))
 
 
 class _Watch:

@@ -28,6 +28,9 @@ FRESH = 3
 DEEPER = 2
 """Further levels over which the price of one is averaged."""
 
+SAMPLES = 2
+"""Target passes of each size per round: the price of a few rows more is a small difference of large numbers."""
+
 WARM_UP_TOKENS = 8
 
 
@@ -75,9 +78,10 @@ class CostProbe:
         self._draft: dict[int, list[float]] = {size: [] for size in widths}
 
     def round(self) -> None:
-        """Take a sample of every size."""
-        for size, times in self._verify.items():
-            times.append(self._pass(size))
+        """Take samples of every size."""
+        for _ in range(SAMPLES):
+            for size, times in self._verify.items():
+                times.append(self._pass(size))
         for size, times in self._draft.items():
             self._pass(1)  # as in a cycle: the target's weights have driven the drafter's out of the caches
             times.append(self._propose(size))

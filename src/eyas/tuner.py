@@ -6,7 +6,7 @@ costs are timed between real answers, and every policy's speed is predicted from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
 from eyas.profile import GRAFT, Check, Profile, ProfileKey
-from eyas.replay import GridPoint, Recording, grid, record, replay
+from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
 from eyas.timing import FRESH, Clock, Contender, CostProbe, Finish, race
@@ -132,7 +132,7 @@ def tune(
     answered = [number for number, answer in enumerate(recording.answers) if answer][: effort.checks]
     few = [prompts[number] for number in answered]
 
-    def run(contenders: Sequence[Contender], what: str, start: float, share: float) -> list[Finish]:
+    def run(contenders: Sequence[Contender], repeats: int, what: str, start: float, share: float) -> list[Finish]:
         tell(what, start)
         probe.round()  # warms up
         probe.forget()
@@ -142,37 +142,45 @@ def tune(
             few,
             params=params,
             max_tokens=effort.max_tokens,
-            repeats=effort.races,
+            repeats=repeats,
             clock=clock,
             between=probe.round,
             progress=lambda done: tell(what, start + share * done),
         )
 
-    usual = DynamicPolicy(effort.num_steps, min(4, effort.topk), min(8, max(effort.rows) - 1))
-    first = run([Contender("none"), Contender("dynamic", drafter, usual)], "timing passes and cycles", 0.3, 0.1)
+    first = run(
+        [Contender("none"), *(Contender("dynamic", drafter, policy) for policy in _unlike(effort))],
+        1,
+        "timing passes and cycles",
+        0.3,
+        0.15,
+    )
     costs = with_whole_cycles(probe.costs(), [cycle for finish in first for cycle in finish.cycles])
 
-    tell("predicting", 0.4)
-    chosen = choose(recording, costs, key, max(effort.rows) - 1)
+    tell("predicting", 0.45)
+    largest = max(effort.rows) - 1
+    walked = settings(recording, largest)
+    chosen = choose(recording, costs, key, largest, walked)
     chosen = replace(chosen, hit_rates=measured_hit_rates(prompts, recording.texts))
 
     ours = contenders(chosen, drafter)
     points = strongest(chosen.grid)
     raced = [*ours, *(Contender("grid", drafter, point.policy) for point in points)]
-    finishes = run(raced, "checking predictions", 0.45, 0.55)
+    finishes = run(raced, effort.races, "checking predictions", 0.45, 0.55)
     part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
     predicted = predictions(part, raced, finishes, probe.costs())
-    checks = tuple(
-        Check(each.name, rate, finish.rate, finish.acceptance_length)
-        for each, rate, finish in zip(ours, predicted, finishes, strict=False)
-    )
     tried = {
         point.setting: (finish.rate / 1000, rate and rate / 1000)
         for point, rate, finish in zip(points, predicted[len(ours) :], finishes[len(ours) :], strict=True)
     }
     # What was raced stays chosen; its prices are those of the race.
     costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))
-    final = choose(recording, costs, key, max(effort.rows) - 1)
+    checks = [
+        Check(each.name, rate, finish.rate, finish.acceptance_length)
+        for each, rate, finish in zip(ours, predicted, finishes, strict=False)
+    ]
+    everywhere = {each.name: 1000 * replay(recording, each.policy, costs).rate for each in ours}
+    final = choose(recording, costs, key, largest, walked)
     grid = {
         point.setting: replace(point, measured=measured, expected=expected)
         for point in final.grid
@@ -185,8 +193,15 @@ def tune(
         template=chosen.template,
         hit_rates=chosen.hit_rates,
         grid=tuple(grid.values()),
-        checks=checks,
+        checks=tuple(over_all(checks, everywhere)),
     )
+
+
+def _unlike(effort: Effort) -> list[DynamicPolicy]:
+    """Trees that differ in levels and in nodes: whole cycles tell what each of them costs."""
+    shapes = [(1, 2, 2), (effort.num_steps, 4, 8), (2, effort.topk, 16), (effort.num_steps, 2, 3)]
+    most = max(effort.rows) - 1
+    return [DynamicPolicy(min(steps, effort.num_steps), min(k, effort.topk), min(m, most)) for steps, k, m in shapes]
 
 
 def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
@@ -239,6 +254,26 @@ def predictions(
     return [1000 * count / spent if spent else None for count, spent in zip(tokens, ms, strict=True)]
 
 
+def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[Check]:
+    """The checks with what they tell of all prompts. How much fits into the answers of a few prompts is chance, but it
+    is much the same chance for what was predicted of them: the prediction for all prompts is put right by what was
+    measured over what was predicted. Grafting gains as much over its policy as it did on the few.
+
+    Args:
+        checks: each grafted one behind the same without grafting.
+        everywhere: tokens per second over all prompts, predicted, by name.
+    """
+    found: dict[str, Check] = {}
+    for check in checks:
+        alike = found.get(check.policy.removesuffix(GRAFT))
+        if check.predicted:
+            overall: float | None = everywhere[check.policy] * check.measured / check.predicted
+        else:
+            overall = alike.speed * check.measured / alike.measured if alike else None
+        found[check.policy] = replace(check, overall=overall)
+    return list(found.values())
+
+
 def _ungrafted(
     raced: Sequence[Contender], finishes: Sequence[Finish], prompts: Sequence[int] | None = None
 ) -> list[TimedCycle]:
@@ -253,16 +288,29 @@ def _ungrafted(
     ]
 
 
-def choose(recording: Recording, costs: CostTable, key: ProfileKey, num_draft_tokens: int) -> Profile:
-    """Everything that follows from costs and recorded drafts, without measuring anything more."""
-    acceptance, calibration = recording.acceptance(), recording.calibration()
-    points = grid(
+def settings(recording: Recording, num_draft_tokens: int) -> list[Walk]:
+    """EAGLE-2's policy at every setting worth trying, up to the recording's bounds."""
+    return walks(
         recording,
-        costs,
         num_steps=range(1, recording.num_steps + 1),
         topk=[k for k in (1, 2, 3, 4, 6, 8, 10, 16) if k <= recording.topk],
         num_draft_tokens=[m for m in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 60) if m <= num_draft_tokens],
     )
+
+
+def choose(
+    recording: Recording, costs: CostTable, key: ProfileKey, num_draft_tokens: int, tried: Sequence[Walk]
+) -> Profile:
+    """Everything that follows from costs and recorded drafts, without measuring anything more.
+
+    Args:
+        recording, costs: what to choose by.
+        key: what the profile will be valid for.
+        num_draft_tokens: nodes verified at most.
+        tried: see ``settings``.
+    """
+    acceptance, calibration = recording.acceptance(), recording.calibration()
+    points = [walk.priced(costs) for walk in tried]
     best = max(points, key=lambda point: point.rate)
     plain = 1 / costs.plain_ms
     tree = sequoia_for(

@@ -154,7 +154,7 @@ def show(profile: Profile) -> None:
     console = Console(highlight=False)
     for table in tables(profile):
         console.print(table)
-    speeds = {check.policy: check.measured for check in profile.checks}
+    speeds = {check.policy: check.speed for check in profile.checks}
     fastest = profile.fastest()
     if fastest == "none":
         console.print("Drafting does not pay here: --policy auto decodes plainly.")
