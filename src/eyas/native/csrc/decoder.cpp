@@ -32,20 +32,29 @@ void Rows::add_tree(Cache& cache, const int64_t* parents, int count) {
   }
 }
 
-void Decoder::begin(const Rows& rows, int widest_output) {
+void Decoder::make_room(int rows, std::initializer_list<const Linear*> matrices) {
+  const int threads = pool.threads();
+  work.acts.resize(threads);
+  work.row.resize(threads);
+  work.out.resize(threads);
+  for (const Linear* w : matrices)
+    for (int t = 0; t < threads; ++t) {
+      work.acts[t].grow(w->row_bytes() * (t == 0 ? rows : std::min(rows, kRowsAlone)));
+      work.row[t].grow(w->k());
+    }
+  for (auto& out : work.out) out.grow(multiply_scratch(rows, kernels.panel_cols));
+}
+
+void Decoder::begin(const Rows& rows, std::initializer_list<const Linear*> others) {
   const int m = rows.count(), threads = pool.threads();
   const Layer& layer = layers.front();
   const int qkv = layer.qkv.outputs(), attention = config.heads * config.head_dim, mid = layer.gate_up.outputs() / 2;
-  work.rows = m;
   work.x.grow(size_t(m) * stride(config.hidden));
-  work.normed.grow(size_t(m) * stride(std::max(config.hidden, layer.qkv.k())));
   work.qkv.grow(size_t(m) * stride(qkv));
   work.attention.grow(size_t(m) * stride(attention));
   work.mid.grow(size_t(m) * stride(mid));
-  size_t row_bytes = 0;
-  for (const Linear* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) row_bytes = std::max(row_bytes, w->row_bytes());
-  row_bytes = std::max(row_bytes, size_t(widest_output));
-  work.acts.grow(row_bytes * m);
+  make_room(m, {&layer.qkv, &layer.o, &layer.gate_up, &layer.down});
+  make_room(m, others);
 
   const int half = int(config.inv_freq.size());
   work.rope.grow(size_t(m) * 2 * half);
@@ -58,10 +67,13 @@ void Decoder::begin(const Rows& rows, int widest_output) {
 
   const int group = config.heads / config.kv_heads, per_item = std::max(1, 12 / group);
   items_.clear();
+  key_blocks_.clear();
+  const size_t most_blocks =
+      kFetchedBytes * threads / (cache_shape().head_floats() * config.kv_heads * sizeof(float) / (kPageTokens / kKeyBlock));
   int most_slots = 0, chunks = 0;
   for (const auto& request : rows.requests) chunks += (request.count + per_item - 1) / per_item;
-  // Few items do not share out evenly: then each query head is one of its own.
-  const int queries = chunks * config.kv_heads < 2 * threads ? 1 : group;
+  // Where there is not an item for each thread, each query head is one of its own.
+  const int queries = chunks * config.kv_heads < threads ? 1 : group;
   for (int q = 0; q < int(rows.requests.size()); ++q) {
     const auto& request = rows.requests[q];
     std::vector<int> slots;  // per chunk: how many are looked at
@@ -73,6 +85,9 @@ void Decoder::begin(const Rows& rows, int widest_output) {
       }
       most_slots = std::max(most_slots, slots.back());
     }
+    const int request_slots = *std::max_element(slots.begin(), slots.end());
+    for (int slot = 0; slot < request_slots && key_blocks_.size() < most_blocks; slot += kKeyBlock)
+      key_blocks_.push_back({request.cache->page_pointers()[slot / kPageTokens], slot % kPageTokens / kKeyBlock});
     for (int head = 0; head < config.kv_heads; ++head)
       for (int query = 0; query < group; query += queries)
         for (int c = 0; c < int(slots.size()); ++c) {
@@ -82,56 +97,94 @@ void Decoder::begin(const Rows& rows, int widest_output) {
   }
   if (int(next_item_.size()) != config.layers) next_item_ = std::vector<std::atomic<int>>(config.layers);
   for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
-  work.out.resize(threads);
   work.scores.resize(threads);
-  for (int t = 0; t < threads; ++t) {
-    work.out[t].grow(multiply_scratch(m, kernels.panel_cols));
-    work.scores[t].grow(size_t(per_item) * group * round_up(most_slots, kKeyBlock));
+  for (auto& scores : work.scores)
+    scores.grow(size_t(per_item) * group * attend_stride(most_slots, cache_shape().v_stride()));
+}
+
+// Asks for keys and values that attention will read; a unit is a block of keys of one head.
+void Decoder::fetch_keys(int index, Share units) const {
+  const CacheShape shape = cache_shape();
+  for (int i = units.begin; i < units.end; ++i) {
+    const int head = i % config.kv_heads;
+    const auto [page, block] = key_blocks_[size_t(i / config.kv_heads)];
+    const float* keys = page + shape.k_offset(index, head) + size_t(block) * kKeyBlock * shape.head_dim;
+    const float* values = page + shape.v_offset(index, head) + size_t(block) * kKeyBlock * shape.v_stride();
+    kernels.fetch(keys, size_t(kKeyBlock) * shape.head_dim);
+    kernels.fetch(values, size_t(kKeyBlock) * shape.v_stride());
   }
 }
 
-void Decoder::rotate(float* head, int row) const {
-  const int half = int(config.inv_freq.size());
-  const float* cosine = work.rope.get() + size_t(row) * 2 * half;
-  const float* sine = cosine + half;
-  for (int i = 0; i < half; ++i) {
-    const float a = head[i], b = head[i + half];
-    head[i] = a * cosine[i] - b * sine[i];
-    head[i + half] = b * cosine[i] + a * sine[i];
+// What a layer's attention reads of a row.
+const float* Decoder::read_in(const Layer& layer, int row, const float* embeds, float* room) const {
+  const int h = config.hidden;
+  const float* x = work.x.get() + row * x_stride();
+  if (!layer.input_norm.size()) return x;
+  float* normed = room;
+  if (layer.embedding_norm.size()) {
+    kernels.rms_norm(embeds + row * x_stride(), layer.embedding_norm.get(), config.eps, h, room);
+    normed += h;
   }
+  kernels.rms_norm(x, layer.input_norm.get(), config.eps, h, normed);
+  return room;
 }
 
-Acts Decoder::prepare(const Linear& w, const float* x, size_t stride, int rows, int thread) {
-  if (w.plain()) return {reinterpret_cast<const char*>(x), stride * sizeof(float)};
-  const size_t bytes = w.row_bytes();
-  const int threads = pool.threads();
-  const int begin = int(int64_t(rows) * thread / threads), end = int(int64_t(rows) * (thread + 1) / threads);
-  for (int r = begin; r < end; ++r) w.format().prepare(x + r * stride, w.k(), work.acts.get() + r * bytes);
-  return {work.acts.get(), bytes};
-}
-
-void Decoder::run_layer(int index, const Rows& rows, int thread, const float* embeds) {
+// Rotates queries and keys of the rows, scales the queries, and writes keys and values to the caches. Shared out by
+// heads: one row keeps all threads busy too, and the keys of neighbouring rows, whose numbers share cache lines, are
+// written by one thread.
+void Decoder::rotate(int index, const Rows& rows, int thread) {
   const Layer& layer = layers[index];
-  const int m = rows.count(), threads = pool.threads(), h = config.hidden, d = config.head_dim, cols = kernels.panel_cols;
-  const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
-  const size_t x_ld = stride(h), qkv_ld = stride(layer.qkv.outputs()), att_ld = stride(config.heads * d),
+  const int d = config.head_dim, half = int(config.inv_freq.size()), heads = config.heads + config.kv_heads;
+  const float scale = 1.0f / std::sqrt(float(d));
+  const auto [begin, end] = share(heads, thread, pool.threads());
+  for (const auto& request : rows.requests)
+    for (int row = request.first; row < request.first + request.count; ++row) {
+      const float* cosine = work.rope.get() + size_t(row) * 2 * half;
+      float* out = work.qkv.get() + size_t(row) * stride(layer.qkv.outputs());
+      for (int head = begin; head < end; ++head) {
+        const int key = head - config.heads;  // queries come first
+        float* x = out + (key < 0 ? head * d : layer.k_at + key * d);
+        const Buffer<float>& norm = key < 0 ? layer.q_norm : layer.k_norm;
+        if (norm.size()) kernels.rms_norm(x, norm.get(), config.eps, d, x);
+        kernels.rotate(x, cosine, cosine + half, half);
+        if (key < 0)
+          for (int j = 0; j < d; ++j) x[j] *= scale;
+        else
+          request.cache->write(index, key, rows.slot[row], x, out + layer.v_at + key * d);
+      }
+    }
+}
+
+void Decoder::attend(int index, const Rows& rows, int thread) {
+  const int d = config.head_dim, group = config.heads / config.kv_heads;
+  const size_t qkv_ld = stride(layers[index].qkv.outputs()), attention_ld = stride(config.heads * d);
+  const float* queries[16];
+  float* outputs[16];
+  for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < int(items_.size());) {
+    const Item& item = items_[i];
+    const Cache& cache = *rows.requests[item.request].cache;
+    for (int r = 0; r < item.count; ++r) {
+      const size_t at = size_t(item.head * group + item.query) * d;
+      queries[r] = work.qkv.get() + (item.first + r) * qkv_ld + at;
+      outputs[r] = work.attention.get() + (item.first + r) * attention_ld + at;
+    }
+    kernels.attend({cache.page_pointers().data(), cache.shape().k_offset(index, item.head),
+                    cache.shape().v_offset(index, item.head), d, cache.shape().v_stride(), item.count, item.queries, queries,
+                    outputs, rows.prefix.data() + item.first, rows.extra_begin.data() + item.first, rows.extra.data(),
+                    item.slots, work.scores[thread].get()});
+  }
+}
+
+void Decoder::run_layer(int index, const Rows& rows, int thread, const Linear& after, const float* embeds) {
+  const Layer& layer = layers[index];
+  const int m = rows.count(), threads = pool.threads(), h = config.hidden, cols = kernels.panel_cols;
+  const size_t x_ld = x_stride(), qkv_ld = stride(layer.qkv.outputs()), attention_ld = stride(config.heads * config.head_dim),
                mid_ld = stride(layer.gate_up.outputs() / 2);
   float* x = work.x.get();
-  float* normed = work.normed.get();
   float* qkv = work.qkv.get();
-  float* attention = work.attention.get();
   float* mid = work.mid.get();
   float* out = work.out[thread].get();
-
-  // Norms are split by rows like `prepare`, so each thread prepares the rows it has just written.
-  auto norm = [&](const Buffer<float>& weight) {
-    for (int r = begin; r < end; ++r) {
-      if (weight.size())
-        kernels.rms_norm(x + r * x_ld, weight.get(), config.eps, h, normed + r * x_ld);
-      else
-        std::copy_n(x + r * x_ld, h, normed + r * x_ld);
-    }
-  };
+  auto start = [&](const Linear& w, int unit = 1) { return first_panel(w, unit, thread, threads); };
   auto add_to_x = [&](const Buffer<float>& bias) {
     return [&, b = bias.get()](int panel, int first, int count, const float* block) {
       const int c0 = panel * cols, width = std::min(cols, h - c0);
@@ -142,85 +195,45 @@ void Decoder::run_layer(int index, const Rows& rows, int thread, const float* em
     };
   };
 
-  const size_t read_ld = stride(layer.qkv.k());
-  if (layer.embedding_norm.size())
-    for (int r = begin; r < end; ++r) {
-      kernels.rms_norm(embeds + r * x_ld, layer.embedding_norm.get(), config.eps, h, normed + r * read_ld);
-      kernels.rms_norm(x + r * x_ld, layer.input_norm.get(), config.eps, h, normed + r * read_ld + h);
-    }
-  else
-    norm(layer.input_norm);
-  Acts acts = prepare(layer.qkv, normed, read_ld, m, thread);
-  pool.barrier();
+  Acts acts = prepare(layer.qkv, m, thread, [&](int r, float* room) { return read_in(layer, r, embeds, room); });
   const float* bias = layer.qkv_bias.get();
-  multiply<1>(layer.qkv, acts, m, thread, threads, out, [&](int panel, int first, int count, const float* block) {
-    const int c0 = panel * cols;
-    for (int r = 0; r < count; ++r) {
-      float* target = qkv + (first + r) * qkv_ld + c0;
-      if (bias)
-        for (int c = 0; c < cols; ++c) target[c] = block[r * cols + c] + bias[c0 + c];
-      else
-        std::copy_n(block + r * cols, cols, target);
-    }
+  const Share panels = share(int(layer.qkv.panels().size()), thread, threads);
+  const Share keys = share(int(key_blocks_.size()) * config.kv_heads, thread, threads);
+  multiply<1>(layer.qkv, acts, m, thread, threads, out, start(layer.o),
+              [&](int panel, int first, int count, const float* block) {
+                if (first == 0) fetch_keys(index, share(keys, panel - panels.begin, panels.end - panels.begin));
+                const int c0 = panel * cols;
+                for (int r = 0; r < count; ++r) {
+                  float* target = qkv + (first + r) * qkv_ld + c0;
+                  for (int c = 0; c < cols; ++c) target[c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
+                }
+              });
+  pool.barrier();
+  rotate(index, rows, thread);
+  pool.barrier();
+  attend(index, rows, thread);
+  pool.barrier();
+
+  acts = prepare(layer.o, m, thread, [&](int r, float*) { return work.attention.get() + r * attention_ld; });
+  multiply<1>(layer.o, acts, m, thread, threads, out, start(layer.gate_up, 2), add_to_x(layer.o_bias));
+  pool.barrier();
+
+  acts = prepare(layer.gate_up, m, thread, [&](int r, float* room) {
+    kernels.rms_norm(x + r * x_ld, layer.post_norm.get(), config.eps, h, room);
+    return room;
   });
+  multiply<2>(layer.gate_up, acts, m, thread, threads, out, start(layer.down),
+              [&](int panel, int first, int count, const float* block) {
+                for (int r = 0; r < count; ++r)
+                  kernels.swiglu(block + r * cols, block + size_t(count + r) * cols, cols,
+                                 mid + (first + r) * mid_ld + panel / 2 * cols);
+              });
   pool.barrier();
 
-  const float scale = 1.0f / std::sqrt(float(d));
-  for (const auto& request : rows.requests) {
-    for (int r = std::max(begin, request.first); r < std::min(end, request.first + request.count); ++r) {
-      float* q = qkv + r * qkv_ld;
-      float* k = q + layer.k_at;
-      const float* v = q + layer.v_at;
-      for (int i = 0; i < config.heads; ++i) {
-        if (layer.q_norm.size()) kernels.rms_norm(q + i * d, layer.q_norm.get(), config.eps, d, q + i * d);
-        rotate(q + i * d, r);
-        for (int j = 0; j < d; ++j) q[i * d + j] *= scale;
-      }
-      for (int i = 0; i < config.kv_heads; ++i) {
-        if (layer.k_norm.size()) kernels.rms_norm(k + i * d, layer.k_norm.get(), config.eps, d, k + i * d);
-        rotate(k + i * d, r);
-        request.cache->write(index, i, rows.slot[r], k + i * d, v + i * d);
-      }
-    }
-  }
-  pool.barrier();
-
-  const int group = config.heads / config.kv_heads;
-  const float* queries[16];
-  float* outputs[16];
-  for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < int(items_.size());) {
-    const Item& item = items_[i];
-    const Cache& cache = *rows.requests[item.request].cache;
-    for (int r = 0; r < item.count; ++r) {
-      const size_t at = size_t(item.head * group + item.query) * d;
-      queries[r] = qkv + (item.first + r) * qkv_ld + at;
-      outputs[r] = attention + (item.first + r) * att_ld + at;
-    }
-    kernels.attend({cache.page_pointers().data(), cache.shape().k_offset(index, item.head),
-                    cache.shape().v_offset(index, item.head), d, cache.shape().v_stride(), item.count, item.queries, queries,
-                    outputs, rows.prefix.data() + item.first, rows.extra_begin.data() + item.first, rows.extra.data(),
-                    item.slots, work.scores[thread].get()});
-  }
-  pool.barrier();
-
-  acts = prepare(layer.o, attention, att_ld, m, thread);
-  if (!layer.o.plain()) pool.barrier();
-  multiply<1>(layer.o, acts, m, thread, threads, out, add_to_x(layer.o_bias));
-  pool.barrier();
-
-  norm(layer.post_norm);
-  acts = prepare(layer.gate_up, normed, x_ld, m, thread);
-  pool.barrier();
-  multiply<2>(layer.gate_up, acts, m, thread, threads, out, [&](int panel, int first, int count, const float* block) {
-    for (int r = 0; r < count; ++r)
-      kernels.swiglu(block + r * cols, block + size_t(count + r) * cols, cols, mid + (first + r) * mid_ld + panel / 2 * cols);
-  });
-  pool.barrier();
-
-  acts = prepare(layer.down, mid, mid_ld, m, thread);
-  if (!layer.down.plain()) pool.barrier();
   static const Buffer<float> no_bias;
-  multiply<1>(layer.down, acts, m, thread, threads, out, add_to_x(no_bias));
+  acts = prepare(layer.down, m, thread, [&](int r, float*) { return mid + r * mid_ld; });
+  multiply<1>(layer.down, acts, m, thread, threads, out, start(index + 1 < config.layers ? layers[index + 1].qkv : after),
+              add_to_x(no_bias));
   pool.barrier();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -44,10 +45,10 @@ struct Rows {
 
 // One layer's and one pass's memory; reused, guarded by the pool's one-job-at-a-time through its owner's lock.
 struct Workspace {
-  int rows = 0;
-  Buffer<float> x, normed, qkv, attention, mid, rope;
-  Buffer<char> acts;
-  std::vector<Buffer<float>> out, scores;  // per thread
+  Buffer<float> x, qkv, attention, mid, rope;
+  // Per thread; prepared rows that the threads share are those of thread 0.
+  std::vector<Buffer<char>> acts;
+  std::vector<Buffer<float>> row, out, scores;
 };
 
 class Decoder {
@@ -64,23 +65,44 @@ class Decoder {
   size_t x_stride() const { return size_t(stride(config.hidden)); }
   static int stride(int n) { return round_up(n, 64) + 16; }  // floats; off the powers of two
 
-  // Before the job: sizes the workspace and computes the rotations of the rows' positions.
-  void begin(const Rows& rows, int widest_output = 0);
+  // Before the job: sizes the workspace, also for rows of `others`, and computes the rotations of the rows' positions.
+  void begin(const Rows& rows, std::initializer_list<const Linear*> others);
   // Inside the job, on every thread, with x filled behind a barrier: runs one layer on x in place; ends in a barrier.
-  // `embeds` [rows, x_stride] for a layer with an embedding norm.
-  void run_layer(int index, const Rows& rows, int thread, const float* embeds = nullptr);
-  // Rows of normed or plain floats made ready for `w`; call on every thread, a barrier must follow before use. A plain
-  // format needs no work.
-  Acts prepare(const Linear& w, const float* x, size_t stride, int rows, int thread);
+  // `embeds` [rows, x_stride] for a layer with an embedding norm. `after`: what is multiplied after the last layer.
+  void run_layer(int index, const Rows& rows, int thread, const Linear& after, const float* embeds = nullptr);
+  // Makes rows ready for `w` on all threads: row(r, room) gives the floats of row r, which may stand in `room` [k].
+  // Few rows are made by each thread for itself, more are shared out and end in a barrier.
+  template <class Row>
+  Acts prepare(const Linear& w, int rows, int thread, Row&& row) {
+    const bool alone = rows <= kRowsAlone;
+    const auto [begin, end] = alone ? Share{0, rows} : share(rows, thread, pool.threads());
+    const size_t bytes = w.row_bytes();
+    char* acts = work.acts[alone ? thread : 0].get();
+    for (int r = begin; r < end; ++r) w.format().prepare(row(r, work.row[thread].get()), w.k(), acts + r * bytes);
+    if (!alone) pool.barrier();
+    return {acts, bytes};
+  }
+  // Sizes the memory that preparing and multiplying `rows` rows take.
+  void make_room(int rows, std::initializer_list<const Linear*> matrices);
 
  private:
+  static constexpr size_t kFetchedBytes = size_t(384) << 10;  // per thread: a part of its second-level cache
+  static constexpr int kRowsAlone = 4;  // waiting for another thread takes longer than preparing so many
   struct Item {  // attention of rows first .. first + count of a request over one K/V head
     int request, head, first, count, slots;
     int query, queries;  // of the head's group of query heads
   };
   std::vector<Item> items_;  // those of one head together, so that its keys stay in a core's cache
   std::vector<std::atomic<int>> next_item_;  // per layer: threads take items as they come free
-  void rotate(float* head, int row) const;
+  struct KeyBlock {
+    const float* page;
+    int index;  // within the page
+  };
+  std::vector<KeyBlock> key_blocks_;  // those that are read, as far as fetching them ahead pays
+  void fetch_keys(int layer, Share units) const;
+  const float* read_in(const Layer& layer, int row, const float* embeds, float* room) const;
+  void rotate(int layer, const Rows& rows, int thread);
+  void attend(int layer, const Rows& rows, int thread);
 };
 
 }  // namespace eyas

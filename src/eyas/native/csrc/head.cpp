@@ -17,21 +17,13 @@ void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* b
   Pool& pool = decoder.pool;
   const int threads = pool.threads(), cols = decoder.kernels.panel_cols, vocab = draft_vocab();
   const Linear& w = lm_head();
-  if (norm.size()) {  // split by rows like `prepare`
-    const int h = decoder.config.hidden;
-    const size_t normed_ld = decoder.x_stride();
-    for (int r = int(int64_t(rows) * thread / threads); r < int(int64_t(rows) * (thread + 1) / threads); ++r) {
-      float* out = normed_.get() + r * normed_ld;
-      decoder.kernels.rms_norm(x + r * stride, norm.get(), decoder.config.eps, h, out);
-      std::fill_n(out + h, normed_ld - h, 0.0f);
-    }
-    x = normed_.get();
-    stride = normed_ld;
-  }
-  Acts acts = decoder.prepare(w, x, stride, rows, thread);
-  pool.barrier();
+  Acts acts = decoder.prepare(w, rows, thread, [&](int r, float* room) {
+    if (!norm.size()) return x + r * stride;
+    decoder.kernels.rms_norm(x + r * stride, norm.get(), decoder.config.eps, decoder.config.hidden, room);
+    return static_cast<const float*>(room);
+  });
   const size_t ld = logit_stride();
-  multiply<1>(w, acts, rows, thread, threads, decoder.work.out[thread].get(),
+  multiply<1>(w, acts, rows, thread, threads, decoder.work.out[thread].get(), nullptr,
               [&](int panel, int first, int count, const float* block) {
                 for (int r = 0; r < count; ++r)
                   std::copy_n(block + r * cols, cols, logits_.get() + (first + r) * ld + size_t(panel) * cols);
@@ -68,10 +60,9 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
   const int m = rows.count(), threads = pool.threads(), h = decoder.config.hidden, cols = decoder.kernels.panel_cols;
   const bool eagle3 = is_eagle3(), through_fc = !(eagle3 && own);
   const size_t ld = decoder.x_stride(), joined_ld = size_t(Decoder::stride(fc.k()));
-  decoder.begin(rows, int(std::max(fc.row_bytes(), lm_head().row_bytes())));
+  decoder.begin(rows, {&fc, &lm_head()});
   joined_.grow(size_t(m) * joined_ld);
   embeds_.grow(eagle3 ? size_t(m) * ld : 0);
-  normed_.grow(norm.size() ? size_t(scored) * ld : 0);
   logits_.grow(size_t(scored) * logit_stride());
   float* x = decoder.work.x.get();
   float* joined = joined_.get();
@@ -92,12 +83,13 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
     }
   };
   auto job = [&](int thread) {
-    const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
+    const auto [begin, end] = share(m, thread, threads);
     for (int r = begin; r < end; ++r) enter(r);
     if (through_fc) {
-      Acts acts = decoder.prepare(fc, joined, joined_ld, m, thread);
       pool.barrier();
+      Acts acts = decoder.prepare(fc, m, thread, [&](int r, float*) { return joined + r * joined_ld; });
       multiply<1>(fc, acts, m, thread, threads, decoder.work.out[thread].get(),
+                  first_panel(decoder.layers.front().qkv, 1, thread, threads),
                   [&](int panel, int first, int count, const float* block) {
                     const int c0 = panel * cols, width = std::min(cols, h - c0);
                     const float* bias = fc_bias.get();
@@ -107,7 +99,7 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
                   });
     }
     pool.barrier();
-    for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread, embeds);
+    for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread, lm_head(), embeds);
     for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, outputs + size_t(r) * h);
     if (scored) score_rows(x + (m - scored) * ld, ld, scored, k, best, log_probs, thread);
   };
@@ -117,13 +109,10 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
 void Head::score(const float* outputs, int rows, int k, int64_t* best, float* log_probs) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int h = decoder.config.hidden;
-  decoder.work.acts.grow(lm_head().row_bytes() * rows);
-  decoder.work.out.resize(decoder.pool.threads());
-  for (auto& out : decoder.work.out) out.grow(multiply_scratch(rows, decoder.kernels.panel_cols));
+  decoder.make_room(rows, {&lm_head()});
   logits_.grow(size_t(rows) * logit_stride());
   const size_t ld = decoder.x_stride();
   joined_.grow(size_t(rows) * ld);
-  normed_.grow(norm.size() ? size_t(rows) * ld : 0);
   for (int r = 0; r < rows; ++r) std::copy_n(outputs + size_t(r) * h, h, joined_.get() + r * ld);
   for (int r = 0; r < rows; ++r) std::fill_n(joined_.get() + r * ld + h, ld - h, 0.0f);
   auto job = [&](int thread) { score_rows(joined_.get(), ld, rows, k, best, log_probs, thread); };

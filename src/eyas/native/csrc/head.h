@@ -39,7 +39,7 @@ class Head {
 
  private:
   std::mutex mutex_;
-  Buffer<float> joined_, embeds_, normed_, logits_;
+  Buffer<float> joined_, embeds_, logits_;
   void score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread);
   size_t logit_stride() const { return size_t(round_up(lm_head().outputs(), 16)); }
 };

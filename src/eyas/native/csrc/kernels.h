@@ -15,7 +15,6 @@ enum class Type { f32, bf16, int8, q8_0, q4_0, q4_1 };
 // contiguous run of memory, read once per pass and shared by all rows.
 struct Format {
   Type type;
-  bool plain;  // a prepared row is the float row itself, zero-padded to an even K
   size_t (*panel_bytes)(int k);
   size_t (*row_bytes)(int k);  // of a prepared row, a multiple of 64
   void (*prepare)(const float* x, int k, void* row);
@@ -46,8 +45,11 @@ struct Attention {
   const int* extra_begin;       // [rows + 1]
   const int* extra;
   int slots;       // keys to score: all slots < slots are scored, in whole key blocks
-  float* scratch;  // [rows * group, round_up(slots, kKeyBlock)]
+  float* scratch;  // [rows * group, attend_stride(slots, v_stride)]
 };
+
+// Per query: its scores in whole key blocks, then the sums of values.
+inline int attend_stride(int slots, int v_stride) { return (slots + kKeyBlock - 1) / kKeyBlock * kKeyBlock + v_stride; }
 
 struct Kernels {
   const char* name;
@@ -55,7 +57,11 @@ struct Kernels {
   const Format* (*format)(Type);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
   void (*swiglu)(const float* gate, const float* up, int n, float* out);  // silu(gate) * up
+  // Turns the pairs (x[i], x[i + half]) by the angles that have these cosines and sines [half].
+  void (*rotate)(float* x, const float* cosine, const float* sine, int half);
   void (*attend)(const Attention&);
+  // Asks for n floats to be brought near, without waiting for them.
+  void (*fetch)(const float* x, size_t n);
   // log of the sum of exponentials of n floats.
   float (*log_sum_exp)(const float* x, int n);
   // For measuring the machine: the sum of n floats (reads as fast as memory gives), and `steps` rounds of independent

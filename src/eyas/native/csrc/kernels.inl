@@ -9,6 +9,7 @@
 
 namespace {
 using eyas::Attention;
+using eyas::attend_stride;
 using eyas::Format;
 using eyas::kKeyBlock;
 using eyas::kPageTokens;

@@ -65,7 +65,6 @@ struct BF16Dot : FloatFormat<BF16> {  // packed the same way
     for (int i = whole; i < k; ++i) out[i] = float_to_bf16(x[i]);
     memset(out + k, 0, row_bytes(k) - size_t(k) * 2);
   }
-  static constexpr bool kPlain = false;
   template <int R>
   static void tile(const void* panel, const char* acts, size_t stride, int k, float* out, const char* next,
                    size_t step) {
@@ -77,6 +76,30 @@ struct BF16Dot : FloatFormat<BF16> {  // packed the same way
 //
 // Weights are stored as unsigned bytes, 128 too large, as the instruction wants them; each block's sum starts at minus
 // 128 times the sum of its activations, which is exact.
+
+// As prepare_int_row, whose 16-bit half nothing here reads.
+void prepare_byte_row(const float* x, int k, void* row) {
+  const int blocks = round_up(k, kRowUnit) / 32;
+  auto* bytes = (int8_t*)row + bytes_offset(k);
+  auto* scales = (float*)((char*)row + blocks_offset(k));
+  for (int b = 0; b < blocks; ++b, x += 32, bytes += 32) {
+    float tail[32] = {};
+    const int left = k - b * 32;
+    if (left < 32)
+      for (int i = 0; i < left; ++i) tail[i] = x[i];
+    const F low = f_load(left < 32 ? tail : x), high = f_load((left < 32 ? tail : x) + L);
+    const float top = _mm512_reduce_max_ps(f_max(f_abs(low), f_abs(high)));
+    const bool live = top > 1e-30f;
+    const F inverse = f_set(live ? 127.0f / top : 0.0f);
+    const I q_low = i_round(f_mul(low, inverse)), q_high = i_round(f_mul(high, inverse));
+    _mm_storeu_si128((__m128i*)bytes, _mm512_cvtepi32_epi8(q_low));
+    _mm_storeu_si128((__m128i*)(bytes + L), _mm512_cvtepi32_epi8(q_high));
+    const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q_low, q_high)), start = -128 * sum;
+    scales[b] = live ? top / 127.0f : 0.0f;
+    scales[blocks + b] = scales[b] * float(sum);
+    memcpy(scales + 2 * blocks + b, &start, 4);
+  }
+}
 
 struct ByteLayout {
   static size_t place(int k, int c) { return size_t(k / 4) * (4 * P) + c * 4 + (k & 3); }  // [K/4][C][L][4]
@@ -90,7 +113,11 @@ inline void byte_dot_tile(const uint8_t* w, const uint16_t* scales, const char* 
   const float* d_row = (const float*)(acts + blocks_offset(k));
   const int32_t* starts = (const int32_t*)(d_row + 2 * blocks);
   const size_t row = stride / 4;
-  for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
+  F total[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) total[r][c] = f_zero();
   for (int g = 0; g < blocks; ++g) {
     I acc[R][C];
 #pragma GCC unroll 16
@@ -123,12 +150,18 @@ inline void byte_dot_tile(const uint8_t* w, const uint16_t* scales, const char* 
     for (int c = 0; c < C; ++c) {
       F d = kHalfScale ? f_f16(s + c * L) : f_bf16(s + c * L);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        float* o = out + r * P + c * L;
-        f_store(o, f_fma(i_float(acc[r][c]), f_mul(d, f_bcast(d_row + r * row + g)), f_load(o)));
-      }
+      for (int r = 0; r < R; ++r)
+        total[r][c] = f_fma(i_float(acc[r][c]), f_mul(d, f_bcast(d_row + r * row + g)), total[r][c]);
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) keep(total[r][c]);
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) f_store(out + r * P + c * L, total[r][c]);
 }
 
 template <int G, bool kHalfScale>
@@ -179,10 +212,10 @@ struct Q8Dot : BytesDot<32, true> {
 constexpr Format kFormats[] = {
     float_format<FloatFormat<F32>>(Type::f32),
     float_format<BF16Dot>(Type::bf16),
-    int_format<Int8Dot>(Type::int8, Int8Dot::pack, nullptr),
-    int_format<Q8Dot>(Type::q8_0, nullptr, Q8Dot::pack_blocks),
-    int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
-    int_format<Q4>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
+    int_format<Int8Dot, prepare_byte_row>(Type::int8, Int8Dot::pack, nullptr),
+    int_format<Q8Dot, prepare_byte_row>(Type::q8_0, nullptr, Q8Dot::pack_blocks),
+    int_format<Q4, prepare_byte_row>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
+    int_format<Q4, prepare_byte_row>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
 };
 const Format* format_of(Type type) { return find(kFormats, type); }
 
@@ -211,6 +244,6 @@ double burn_dots(int64_t steps) {
 
 namespace eyas {
 extern const Kernels kAvx512DotKernels;
-const Kernels kAvx512DotKernels = {"avx512_dot", P,           format_of,  rms_norm,  swiglu,
-                                   attend,       log_sum_exp, sum_floats, burn_dots};
+const Kernels kAvx512DotKernels = {"avx512_dot", P,           format_of,  rms_norm, swiglu, rotate,
+                                   attend, fetch_floats,       log_sum_exp, sum_floats, burn_dots};
 }  // namespace eyas

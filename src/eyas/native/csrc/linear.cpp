@@ -87,7 +87,7 @@ Linear::Linear(const Kernels& kernels, Pool& pool, Arena& arena, const std::vect
   for (Job& job : jobs) {
     job.offset = bytes_;
     bytes_ += panel_bytes(*job.format, k_);
-    if (job.format->plain != jobs[0].format->plain)
+    if (job.format->prepare != jobs[0].format->prepare)
       throw std::invalid_argument("stacked matrices must be all quantised or all not");
   }
   char* storage = arena.take(bytes_);

@@ -48,7 +48,6 @@ class Linear {
   bool empty() const { return panels_.empty(); }
   size_t bytes() const { return bytes_; }
   const Format& format() const { return *panels_.front().format; }
-  bool plain() const { return format().plain; }
   size_t row_bytes() const { return format().row_bytes(k_); }
   // One output's weights as floats: a row of the source.
   void unpack(int output, float* out) const { panels_[output / cols_].format->unpack(panels_[output / cols_].data, output % cols_, k_, out); }
@@ -67,13 +66,33 @@ struct Acts {
   size_t stride;  // bytes
 };
 
+// A thread's part of n things that are shared out in order.
+struct Share {
+  int begin, end;
+};
+inline Share share(int n, int thread, int threads) {
+  return {int(int64_t(n) * thread / threads), int(int64_t(n) * (thread + 1) / threads)};
+}
+inline Share share(Share whole, int part, int parts) {
+  const Share within = share(whole.end - whole.begin, part, parts);
+  return {whole.begin + within.begin, whole.begin + within.end};
+}
+
+// Where a thread's share of a matrix begins; null if it has none.
+inline const char* first_panel(const Linear& w, int unit, int thread, int threads) {
+  const auto [begin, end] = share(int(w.panels().size()) / unit, thread, threads);
+  return begin < end ? w.panels()[size_t(begin) * unit].data : nullptr;
+}
+
 // This thread's share of a product: calls done(panel, first_row, rows, out) for each of its panels, `out` being
-// [rows, panel_cols]. With `unit` 2, panels come in pairs: out is [2][rows, panel_cols] and panel is even.
+// [rows, panel_cols]. With `unit` 2, panels come in pairs: out is [2][rows, panel_cols] and panel is even. `after` (may
+// be null) is what this thread reads next: the last panel's product fetches it.
 template <int unit, class Done>
-void multiply(const Linear& w, Acts acts, int rows, int thread, int threads, float* out, Done&& done) {
+void multiply(const Linear& w, Acts acts, int rows, int thread, int threads, float* out, const char* after, Done&& done) {
   const auto& panels = w.panels();
-  const int units = int(panels.size()) / unit;
-  const int begin = int(int64_t(units) * thread / threads) * unit, end = int(int64_t(units) * (thread + 1) / threads) * unit;
+  auto [begin, end] = share(int(panels.size()) / unit, thread, threads);
+  begin *= unit;
+  end *= unit;
   if (begin == end) return;
   // Rows in blocks that stay in the second-level cache next to a panel.
   const int fit = std::max<int>(12, int((size_t(192) << 10) / acts.stride) / 12 * 12);
@@ -83,7 +102,7 @@ void multiply(const Linear& w, Acts acts, int rows, int thread, int threads, flo
     for (int p = begin; p < end; p += unit) {
       for (int u = 0; u < unit; ++u) {
         const Panel& panel = panels[p + u];
-        const char* next = p + u + 1 < int(panels.size()) ? panels[p + u + 1].data : nullptr;
+        const char* next = p + u + 1 < end ? panels[p + u + 1].data : b + 1 < blocks ? panels[begin].data : after;
         panel.format->multiply(panel.data, acts.data + first * acts.stride, acts.stride, count, w.k(),
                                out + size_t(u) * count * w.panel_cols(), next);
       }

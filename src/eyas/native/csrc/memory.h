@@ -28,12 +28,11 @@ class Buffer {
   // Forgets the contents.
   void resize(size_t count) {
     size_t bytes = count * sizeof(T);
-    size_t alignment = bytes >= (size_t(4) << 20) ? size_t(2) << 20 : 64;
-    bytes = (bytes + alignment - 1) / alignment * alignment;
-    if (bytes == 0) bytes = alignment;
+    const size_t alignment = bytes >= (size_t(2) << 20) ? size_t(2) << 20 : 64;
+    bytes = bytes ? (bytes + 63) / 64 * 64 : 64;
     data_.reset();
-    void* p = std::aligned_alloc(alignment, bytes);
-    if (!p) throw std::bad_alloc();
+    void* p = nullptr;  // what is left behind the last huge page stays in small ones
+    if (posix_memalign(&p, alignment, bytes)) throw std::bad_alloc();
     data_.reset(static_cast<T*>(p));
 #ifdef __linux__
     if (alignment > 64) madvise(p, bytes, MADV_HUGEPAGE);

@@ -24,38 +24,31 @@ void Model::forward(const Rows& rows, const int64_t* tokens, const std::vector<i
   const int m = rows.count(), threads = pool->threads(), h = config().hidden, asked = int(wanted.size());
   const int vocab = config().vocab, cols = decoder.kernels.panel_cols;
   const size_t ld = decoder.x_stride(), feature_ld = size_t(feature_size());
-  decoder.begin(rows, int(lm_head.row_bytes()));
-  std::vector<int> place(m, -1);  // where a row's logits go
-  for (int i = 0; i < asked; ++i) place[wanted[i]] = i;
+  decoder.begin(rows, {&lm_head});
   best_.assign(threads, std::vector<Best>(asked, {-std::numeric_limits<float>::infinity(), 0}));
   float* x = decoder.work.x.get();
-  float* normed = decoder.work.normed.get();
 
   auto job = [&](int thread) {
-    const int begin = int(int64_t(m) * thread / threads), end = int(int64_t(m) * (thread + 1) / threads);
+    const auto [begin, end] = share(m, thread, threads);
+    auto norm_row = [&](int r, float* out) {
+      decoder.kernels.rms_norm(x + r * ld, norm.get(), config().eps, h, out);
+      return out;
+    };
     for (int r = begin; r < end; ++r) embed(tokens[r], x + r * ld);
     pool->barrier();
     for (int l = 0; l < config().layers; ++l) {
       for (int level = 0; features && level < int(feature_layers.size()); ++level)
         if (feature_layers[level] == l)
           for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, features + r * feature_ld + size_t(level) * h);
-      decoder.run_layer(l, rows, thread);
+      decoder.run_layer(l, rows, thread, lm_head);
     }
     // The input of lm_head, if it is a feature, stands last.
-    const bool is_feature = features && feature_layers.back() == config().layers;
-    for (int r = begin; r < end; ++r) {
-      if (place[r] < 0 && !is_feature) continue;
-      float* feature = is_feature ? features + (r + 1) * feature_ld - h : nullptr;
-      float* out = place[r] >= 0 ? normed + place[r] * ld : feature;
-      decoder.kernels.rms_norm(x + r * ld, norm.get(), config().eps, h, out);
-      if (is_feature && place[r] >= 0) std::copy_n(out, h, feature);
-    }
-    pool->barrier();
+    if (features && feature_layers.back() == config().layers)
+      for (int r = begin; r < end; ++r) norm_row(r, features + (r + 1) * feature_ld - h);
     if (asked == 0) return;
-    Acts acts = decoder.prepare(lm_head, normed, ld, asked, thread);
-    if (!lm_head.plain()) pool->barrier();
+    Acts acts = decoder.prepare(lm_head, asked, thread, [&](int i, float* room) { return norm_row(wanted[i], room); });
     auto& best = best_[thread];
-    multiply<1>(lm_head, acts, asked, thread, threads, decoder.work.out[thread].get(),
+    multiply<1>(lm_head, acts, asked, thread, threads, decoder.work.out[thread].get(), nullptr,
                 [&](int panel, int first, int count, const float* block) {
                   const int c0 = panel * cols, width = std::min(cols, vocab - c0);
                   for (int r = 0; r < count; ++r) {

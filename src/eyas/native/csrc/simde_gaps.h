@@ -35,6 +35,9 @@ inline simde__m512i gap_cvtepu16_epi32(simde__m256i a) {
 inline simde__m256i gap_cvtepi32_epi16(simde__m512i a) {
   return convert<uint16_t, uint32_t, simde__m256i>(a, [](uint32_t x) { return uint16_t(x); });
 }
+inline simde__m128i gap_cvtepi32_epi8(simde__m512i a) {
+  return convert<uint8_t, uint32_t, simde__m128i>(a, [](uint32_t x) { return uint8_t(x); });
+}
 inline simde__m512i gap_cvtps_epi32(simde__m512 a) {
   return convert<int32_t, float, simde__m512i>(a, [](float x) { return int32_t(std::lrint(x)); });
 }
@@ -49,10 +52,29 @@ inline simde__m512 gap_cvtph_ps(simde__m256i a) {
   });
 }
 
+template <class T, class From, class Join>
+T reduce(From from, Join join) {
+  T lanes[16];
+  memcpy(lanes, &from, sizeof lanes);
+  for (int i = 1; i < 16; ++i) lanes[0] = join(lanes[0], lanes[i]);
+  return lanes[0];
+}
+inline float gap_reduce_max_ps(simde__m512 a) {
+  return reduce<float>(a, [](float x, float y) { return x > y ? x : y; });
+}
+inline int gap_reduce_add_epi32(simde__m512i a) {
+  return reduce<int32_t>(a, [](int32_t x, int32_t y) { return x + y; });
+}
+
 }  // namespace
 
 #define _mm512_cvtepu16_epi32(a) gap_cvtepu16_epi32(a)
 #define _mm512_cvtepi32_epi16(a) gap_cvtepi32_epi16(a)
+#define _mm512_cvtepi32_epi8(a) gap_cvtepi32_epi8(a)
+#undef _mm512_reduce_max_ps
+#undef _mm512_reduce_add_epi32
+#define _mm512_reduce_max_ps(a) gap_reduce_max_ps(a)
+#define _mm512_reduce_add_epi32(a) gap_reduce_add_epi32(a)
 #define _mm512_cvtps_epi32(a) gap_cvtps_epi32(a)
 #define _mm512_cvtepi32_ps(a) gap_cvtepi32_ps(a)
 #define _mm512_cvtph_ps(a) gap_cvtph_ps(a)

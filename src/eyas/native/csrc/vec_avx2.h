@@ -14,7 +14,6 @@ constexpr int kFloatRows = 6;
 constexpr int kBf16Rows = 5;
 constexpr int kByteRows = 4;
 constexpr int kNibbleRows = 4;
-constexpr bool kRowWords = true;  // 8-bit weights meet 16-bit activations
 
 inline F f_zero() { return _mm256_setzero_ps(); }
 inline F f_load(const float* p) { return _mm256_loadu_ps(p); }

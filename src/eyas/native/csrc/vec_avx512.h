@@ -13,12 +13,12 @@ using F = __m512;
 using I = __m512i;
 constexpr int L = 16;
 constexpr int C = 2;
-// 24 accumulators of 32 registers.
-constexpr int kFloatRows = 12, kBf16Rows = 12, kByteRows = 12, kNibbleRows = 12;
+// 24 accumulators of 32 registers; where integer sums of a block are added to float ones, 12 of each.
+constexpr int kFloatRows = 12, kBf16Rows = 12, kNibbleRows = 6;
 #ifdef EYAS_DOT
-constexpr bool kRowWords = false;
+constexpr int kByteRows = 6;
 #else
-constexpr bool kRowWords = true;
+constexpr int kByteRows = 12;
 #endif
 
 inline F f_zero() { return _mm512_setzero_ps(); }

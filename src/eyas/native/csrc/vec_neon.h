@@ -13,7 +13,6 @@ constexpr int L = 4;
 constexpr int C = 4;
 // Up to 24 accumulators of 32 registers.
 constexpr int kFloatRows = 6, kBf16Rows = 6, kByteRows = 4, kNibbleRows = 5;
-constexpr bool kRowWords = true;  // 8-bit weights meet 16-bit activations
 
 inline F f_zero() { return vdupq_n_f32(0); }
 inline F f_load(const float* p) { return vld1q_f32(p); }

@@ -10,7 +10,6 @@ typedef int32_t I __attribute__((vector_size(32)));
 constexpr int L = 8;
 constexpr int C = 2;
 constexpr int kFloatRows = 4, kBf16Rows = 4, kByteRows = 4, kNibbleRows = 4;
-constexpr bool kRowWords = true;  // 8-bit weights meet 16-bit activations
 
 inline F f_zero() { return F{}; }
 inline F f_load(const float* p) {

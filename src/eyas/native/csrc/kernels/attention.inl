@@ -2,176 +2,224 @@
 namespace {
 
 constexpr int kKeyVectors = kKeyBlock / L;
-constexpr int kQueryTile = 12 / kKeyVectors < 8 ? 12 / kKeyVectors : 8;
+// Blocks of keys that are scored together, where there are registers for that, and queries scored together.
+constexpr int kPageBlocks = kPageTokens / kKeyBlock;
+constexpr int kBlockTile = kKeyVectors == 1 ? kPageBlocks : 1;
+constexpr int kQueryTile = kBlockTile > 1 ? 24 / kBlockTile : 12 / kKeyVectors < 8 ? 12 / kKeyVectors : 8;
 
-// Scores of R queries against one block of keys; each sum runs over the head dimension in order.
-template <int R>
-inline void score_tile(const float* const* q, const float* keys, int head_dim, float* const* scores) {
-  F acc[R][kKeyVectors];
+// Scores of R queries against B blocks of keys; each sum runs over the head dimension in order. Meanwhile as many bytes
+// as the keys take are fetched from `keys_ahead` and from `values_ahead`.
+template <int R, int B>
+inline void score_tile(const float* const* q, const float* keys, int head_dim, float* const* scores,
+                       const float* keys_ahead, const float* values_ahead) {
+  constexpr int V = B * kKeyVectors;
+  const size_t block = size_t(head_dim) * kKeyBlock;
+  F acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < kKeyVectors; ++c) acc[r][c] = f_zero();
+    for (int v = 0; v < V; ++v) acc[r][v] = f_zero();
   for (int d = 0; d < head_dim; ++d) {
-    F b[kKeyVectors];
 #pragma GCC unroll 8
-    for (int c = 0; c < kKeyVectors; ++c) b[c] = f_load(keys + c * L);
+    for (int i = 0; i < B; ++i, keys_ahead += 16, values_ahead += 16) fetch(keys_ahead), fetch(values_ahead);
+    F b[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) b[v] = f_load(keys + v / kKeyVectors * block + v % kKeyVectors * L);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F a = f_bcast(q[r] + d);
 #pragma GCC unroll 8
-      for (int c = 0; c < kKeyVectors; ++c) acc[r][c] = f_fma(a, b[c], acc[r][c]);
+      for (int v = 0; v < V; ++v) acc[r][v] = f_fma(a, b[v], acc[r][v]);
     }
     keys += kKeyBlock;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) keep(acc[r][v]);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < kKeyVectors; ++c) f_store(scores[r] + c * L, acc[r][c]);
+    for (int v = 0; v < V; ++v) f_store(scores[r] + v * L, acc[r][v]);
 }
 
+template <int B>
 struct ScoreTile {
   const float* const* q;
   const float* keys;
   int head_dim;
   float* const* scores;
+  const float* keys_ahead;
+  const float* values_ahead;
   template <int R>
   void run() const {
-    score_tile<R>(q, keys, head_dim, scores);
+    score_tile<R, B>(q, keys, head_dim, scores, keys_ahead, values_ahead);
   }
 };
+
+inline const float* key_block(const Attention& a, int block) {
+  return a.pages[block / kPageBlocks] + a.k_offset + size_t(block % kPageBlocks) * kKeyBlock * a.head_dim;
+}
 
 inline const float* value_row(const Attention& a, int slot) {
   return a.pages[slot / kPageTokens] + a.v_offset + size_t(slot % kPageTokens) * a.v_stride;
 }
 
-// R queries of one row, D vectors of the head dimension: sums over the row's keys in logical order.
+// Slots first .. last - 1, then those of a list.
+struct Keys {
+  int first, last;
+  const int* extra;
+  int extras;
+};
+
+// Adds values, weighted by p, to the sums of R queries, D vectors of the head dimension from d0 on, one key after the
+// other. p is indexed by a key's place in its row's order.
 template <int R, int D>
-inline void value_tile(const Attention& a, int row, const float* const* p, int d0, float (*out)[D * L],
-                       const float* inverse) {
+inline void value_tile(const Attention& a, const Keys& keys, const float* const* p, float* const* sums, int d0) {
   F acc[R][D];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int d = 0; d < D; ++d) acc[r][d] = f_zero();
+    for (int d = 0; d < D; ++d) acc[r][d] = f_load(sums[r] + d0 + d * L);
   auto step = [&](const float* v, int j) __attribute__((always_inline)) {
-    F w[R];
+    F b[D];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) w[r] = f_bcast(p[r] + j);
+    for (int d = 0; d < D; ++d) b[d] = f_load(v + d * L);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      F w = f_bcast(p[r] + j);
 #pragma GCC unroll 8
-    for (int d = 0; d < D; ++d) {
-      F b = f_load(v + d * L);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) acc[r][d] = f_fma(w[r], b, acc[r][d]);
+      for (int d = 0; d < D; ++d) acc[r][d] = f_fma(w, b[d], acc[r][d]);
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int d = 0; d < D; ++d) keep(acc[r][d]);
   };
-  int j = 0;
-  for (int prefix = a.prefix[row]; j < prefix;) {
+  int j = keys.first;
+  while (j < keys.last) {
     const float* v = value_row(a, j) + d0;
     int end = (j / kPageTokens + 1) * kPageTokens;
-    end = end < prefix ? end : prefix;
+    end = end < keys.last ? end : keys.last;
     for (; j < end; ++j, v += a.v_stride) step(v, j);
   }
-  for (int e = a.extra_begin[row]; e < a.extra_begin[row + 1]; ++e, ++j) step(value_row(a, a.extra[e]) + d0, j);
-#pragma GCC unroll 8
+  for (int e = 0; e < keys.extras; ++e, ++j) step(value_row(a, keys.extra[e]) + d0, j);
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int d = 0; d < D; ++d) f_store(out[r] + d * L, f_mul(acc[r][d], f_set(inverse[r])));
+    for (int d = 0; d < D; ++d) f_store(sums[r] + d0 + d * L, acc[r][d]);
 }
 
-template <int R, int D>
-inline void value_part(const Attention& a, int row, const float* const* p, int d0, float* out, const float* inverse) {
-  float block[R][D * L];
-  value_tile<R, D>(a, row, p, d0, block, inverse);
-  for (int r = 0; r < R; ++r)
-    for (int d = 0; d < D * L && d0 + d < a.head_dim; ++d) out[size_t(r) * a.head_dim + d0 + d] = block[r][d];
+constexpr int kValueSums = L == 16 ? 24 : 12;  // accumulators that leave registers for the rest
+constexpr int kValueTile = kValueSums / 2;
+
+struct ValueTile {
+  const Attention& a;
+  const Keys& keys;
+  const float* const* p;
+  float* const* sums;
+  template <int R>
+  void run() const {
+    constexpr int D = 4 * R <= kValueSums ? 4 : 2;
+    int d = 0;
+    for (; d + (D - 1) * L < a.head_dim; d += D * L) value_tile<R, D>(a, keys, p, sums, d);
+    for (; d < a.head_dim; d += L) value_tile<R, 1>(a, keys, p, sums, d);
+  }
+};
+
+// The queries first .. first + count of an item over the same keys: p and sums lie in its scratch.
+inline void add_values(const Attention& a, const Keys& keys, int stride, int first, int count) {
+  if (keys.first == keys.last && keys.extras == 0) return;
+  for (int end = first + count; first < end; first += kValueTile) {
+    const float* p[kValueTile];
+    float* sums[kValueTile];
+    const int queries = end - first < kValueTile ? end - first : kValueTile;
+    for (int i = 0; i < queries; ++i) {
+      p[i] = a.scratch + size_t(first + i) * stride;
+      sums[i] = a.scratch + size_t(first + i + 1) * stride - a.v_stride;
+    }
+    run_tile<kValueTile>(queries, ValueTile{a, keys, p, sums});
+  }
 }
 
-template <int R>
-inline void value_rows(const Attention& a, int row, const float* const* p, float* out, const float* inverse) {
-  int d = 0;
-  for (; d + 3 * L < a.head_dim; d += 4 * L) value_part<R, 4>(a, row, p, d, out, inverse);
-  for (; d < a.head_dim; d += L) value_part<R, 1>(a, row, p, d, out, inverse);
-}
-
-// Replaces n scores by exp(score - largest); returns their sum.
+// Replaces n scores by exp(score - largest); returns their sum, taken by lane j % L. Scores up to the next whole vector
+// may be written too: there they count as next to nothing, the same for every row of n keys.
 inline float exponentials(float* s, int n) {
-  const int whole = n / L * L;
-  const float most = most_of_row(s, n);
-  // Sum by lane j % L; lanes beyond n add zero, which changes no bit.
+  const int padded = round_up(n, L);
+  for (int j = n; j < padded; ++j) s[j] = -1e30f;
+  F top = f_load(s);
+  for (int j = L; j < padded; j += L) top = f_max(top, f_load(s + j));
+  const F most = f_set(lane_max(top));
   F sum = f_zero();
-  for (int j = 0; j < whole; j += L) {
-    F e = f_exp(f_sub(f_load(s + j), f_set(most)));
+  for (int j = 0; j < padded; j += L) {
+    F e = f_exp(f_sub(f_load(s + j), most));
     f_store(s + j, e);
     sum = f_add(sum, e);
-  }
-  if (whole < n) {
-    float tail[L];
-    for (int j = 0; j < L; ++j) tail[j] = whole + j < n ? s[whole + j] : most;
-    f_store(tail, f_exp(f_sub(f_load(tail), f_set(most))));
-    for (int j = 0; j < L; ++j) {
-      if (whole + j < n)
-        s[whole + j] = tail[j];
-      else
-        tail[j] = 0;
-    }
-    sum = f_add(sum, f_load(tail));
   }
   return lane_sum(sum);
 }
 
-// Every query against every slot, kQueryTile at a time: a.scratch [queries, stride].
+// Every query against every slot, kQueryTile at a time. While keys are scored, their values and the keys after them
+// come in.
 inline void score_slots(const Attention& a, int stride) {
-  const int blocks = stride / kKeyBlock;
+  const int blocks = round_up(a.slots, kKeyBlock) / kKeyBlock;
   const int queries = a.rows * a.group;
   for (int first = 0; first < queries; first += kQueryTile) {
-    int count = queries - first < kQueryTile ? queries - first : kQueryTile;
+    const int count = queries - first < kQueryTile ? queries - first : kQueryTile;
     const float* q[kQueryTile];
     float* scores[kQueryTile];
     for (int i = 0; i < count; ++i) {
       q[i] = a.queries[(first + i) / a.group] + size_t((first + i) % a.group) * a.head_dim;
       scores[i] = a.scratch + size_t(first + i) * stride;
     }
-    for (int b = 0; b < blocks; ++b) {
-      int slot = b * kKeyBlock;
-      const float* keys = a.pages[slot / kPageTokens] + a.k_offset + size_t(slot % kPageTokens) * a.head_dim;
-      if (first == 0) {  // while these keys are scored, their values and the next keys come in
-        const float* values = value_row(a, slot);
-        for (int i = 0; i < kKeyBlock * a.v_stride; i += 16) fetch(values + i);
-        for (int i = 0; i < kKeyBlock * a.head_dim; i += 16) fetch(keys + kKeyBlock * a.head_dim + i);
-      }
-      run_tile<kQueryTile>(count, ScoreTile{q, keys, a.head_dim, scores});
-      for (int i = 0; i < count; ++i) scores[i] += kKeyBlock;
+    for (int block = 0; block < blocks;) {
+      const int step = blocks - block >= kBlockTile ? kBlockTile : 1;  // whole pages first: none is begun in its middle
+      const float* keys = key_block(a, block);
+      const float* keys_ahead = block + step < blocks ? key_block(a, block + step) : keys;
+      const float* values = value_row(a, block * kKeyBlock);
+      if (step == kBlockTile)
+        run_tile<kQueryTile>(count, ScoreTile<kBlockTile>{q, keys, a.head_dim, scores, keys_ahead, values});
+      else
+        run_tile<kQueryTile>(count, ScoreTile<1>{q, keys, a.head_dim, scores, keys_ahead, values});
+      for (int i = 0; i < count; ++i) scores[i] += step * kKeyBlock;
+      block += step;
     }
   }
 }
 
+void fetch_floats(const float* x, size_t n) {
+  for (size_t i = 0; i < n; i += 16) fetch(x + i);
+}
+
 void attend(const Attention& a) {
-  const int stride = round_up(a.slots, kKeyBlock);
+  const int stride = attend_stride(a.slots, a.v_stride);
   score_slots(a, stride);
+  int shared = a.prefix[0];  // slots that every row sees
   for (int row = 0; row < a.rows; ++row) {
     const int prefix = a.prefix[row];
     const int* extra = a.extra + a.extra_begin[row];
     const int extras = a.extra_begin[row + 1] - a.extra_begin[row];
-    const int n = prefix + extras;
-    for (int g = 0; g < a.group;) {
-      const float* p[3];
-      float inverse[3];
-      int count = a.group - g < 3 ? a.group - g : 3;
-      for (int i = 0; i < count; ++i) {
-        float* s = a.scratch + size_t(row * a.group + g + i) * stride;
-        for (int e = 0; e < extras; ++e) s[prefix + e] = s[extra[e]];  // extra[e] >= prefix + e
-        p[i] = s;
-        inverse[i] = 1.0f / exponentials(s, n);
-      }
+    shared = prefix < shared ? prefix : shared;
+    for (int g = 0; g < a.group; ++g) {
+      float* p = a.scratch + size_t(row * a.group + g) * stride;
+      for (int e = 0; e < extras; ++e) p[prefix + e] = p[extra[e]];  // extra[e] >= prefix + e
+      const float inverse = 1.0f / exponentials(p, prefix + extras);
+      float* sums = p + stride - a.v_stride;
+      for (int d = 0; d < a.v_stride; d += L) f_store(sums + d, f_zero());
+      a.outputs[row][size_t(g) * a.head_dim] = inverse;  // kept until the sums are there
+    }
+  }
+  add_values(a, {0, shared, nullptr, 0}, stride, 0, a.rows * a.group);
+  for (int row = 0; row < a.rows; ++row) {
+    const int begin = a.extra_begin[row], extras = a.extra_begin[row + 1] - begin;
+    add_values(a, {shared, a.prefix[row], a.extra + begin, extras}, stride, row * a.group, a.group);
+    for (int g = 0; g < a.group; ++g) {
+      const float* sums = a.scratch + size_t(row * a.group + g + 1) * stride - a.v_stride;
       float* out = a.outputs[row] + size_t(g) * a.head_dim;
-      if (count == 3)
-        value_rows<3>(a, row, p, out, inverse);
-      else if (count == 2)
-        value_rows<2>(a, row, p, out, inverse);
-      else
-        value_rows<1>(a, row, p, out, inverse);
-      g += count;
+      const float inverse = out[0];
+      int d = 0;
+      for (; d + L <= a.head_dim; d += L) f_store(out + d, f_mul(f_load(sums + d), f_set(inverse)));
+      for (; d < a.head_dim; ++d) out[d] = sums[d] * inverse;
     }
   }
 }

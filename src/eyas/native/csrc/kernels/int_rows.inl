@@ -31,7 +31,7 @@ inline void round_block(const float* x, float inverse, int32_t* out) {  // 32 va
   for (int i = 0; i < 32; i += L) i_store(out + i, i_round(f_mul(f_load(x + i), f_set(inverse))));
 }
 
-void prepare_int_row(const float* x, int k, void* row) {
+[[maybe_unused]] void prepare_int_row(const float* x, int k, void* row) {
   const int padded = round_up(k, kRowUnit), blocks = padded / 32;
   auto* words = (int16_t*)((char*)row + sizeof(Row));
   auto* bytes = (int8_t*)((char*)row + bytes_offset(k));
@@ -58,7 +58,6 @@ void prepare_int_row(const float* x, int k, void* row) {
     const int32_t start = -128 * sum;
     memcpy(scales + 2 * blocks + b, &start, 4);
   }
-  if (!kRowWords) return;
   const bool live = most > 1e-30f;
   const float inverse = live ? 32767.0f / most : 0.0f;
   ((Row*)row)->scale = live ? most / 32767.0f : 0.0f;
@@ -94,10 +93,10 @@ struct IntFormat {
   }
 };
 
-template <class T>
+template <class T, void (*prepare)(const float*, int, void*) = prepare_int_row>
 constexpr Format int_format(Type type, void (*pack)(const float* const*, int, void*),
                             void (*pack_blocks)(const uint8_t* const*, int, void*)) {
-  return {type, false, T::panel_bytes, int_row_bytes, prepare_int_row, multiply<T>, pack, pack_blocks, T::unpack};
+  return {type, T::panel_bytes, int_row_bytes, prepare, multiply<T>, pack, pack_blocks, T::unpack};
 }
 
 }  // namespace

@@ -11,9 +11,9 @@ inline float lane_sum(F v) {  // fixed tree over the lanes
 inline float lane_max(F v) {
   float a[L];
   f_store(a, v);
-  float best = a[0];
-  for (int i = 1; i < L; ++i) best = a[i] > best ? a[i] : best;
-  return best;
+  for (int half = L / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = a[i + half] > a[i] ? a[i + half] : a[i];
+  return a[0];
 }
 inline float most_of_row(const float* x, int n) {
   int whole = n / L * L;

@@ -78,7 +78,6 @@ struct FloatFormat {
     memset((char*)row + size_t(k) * 4, 0, row_bytes(k) - size_t(k) * 4);
   }
   static constexpr int kRows = W::kRows;
-  static constexpr bool kPlain = true;  // see Format::plain
   static int fetches(int k) { return padded(k) / 2; }
   template <int R>
   static void tile(const void* panel, const char* acts, size_t stride, int k, float* out, const char* next,
@@ -100,7 +99,7 @@ struct FloatFormat {
 
 template <class T>
 constexpr Format float_format(Type type) {
-  return {type, T::kPlain, T::panel_bytes, T::row_bytes, T::prepare, multiply<T>, T::pack, nullptr, T::unpack};
+  return {type, T::panel_bytes, T::row_bytes, T::prepare, multiply<T>, T::pack, nullptr, T::unpack};
 }
 
 }  // namespace

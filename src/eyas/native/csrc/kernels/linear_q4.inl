@@ -17,7 +17,11 @@ struct Nibbles {
     const float* d_row = (const float*)(acts + blocks_offset(k));
     const float* s_row = d_row + groups;
     const size_t row = stride / 4;
-    for (int i = 0; i < R * P; i += L) f_store(out + i, f_zero());
+    F total[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) total[r][c] = f_zero();
     for (int g = 0; g < groups; ++g) {
       I acc[R][C];
 #pragma GCC unroll 16
@@ -27,6 +31,8 @@ struct Nibbles {
 #pragma GCC unroll 1
       for (int t = 0; t < 4; ++t) {
         fetch(next);
+        fetch(next + 64);
+        fetch(next + 128);
         next += step;
         I b[C];
 #pragma GCC unroll 8
@@ -57,13 +63,20 @@ struct Nibbles {
         F d = f_f16(scales + c * L), m = f_f16(scales + P + c * L);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-          float* o = out + r * P + c * L;
-          F sum = f_fma(i_float(dot_total(acc[r][c])), f_mul(d, f_bcast(d_row + r * row + g)), f_load(o));
-          f_store(o, f_fma(f_bcast(s_row + r * row + g), m, sum));
+          F sum = f_fma(i_float(dot_total(acc[r][c])), f_mul(d, f_bcast(d_row + r * row + g)), total[r][c]);
+          total[r][c] = f_fma(f_bcast(s_row + r * row + g), m, sum);
         }
       }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) keep(total[r][c]);
       scales += 2 * P;
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) f_store(out + r * P + c * L, total[r][c]);
   }
 };
 

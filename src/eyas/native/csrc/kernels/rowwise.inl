@@ -30,6 +30,20 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
   }
 }
 
+void rotate(float* x, const float* cosine, const float* sine, int half) {
+  int i = 0;
+  for (; i + L <= half; i += L) {
+    const F a = f_load(x + i), b = f_load(x + i + half), c = f_load(cosine + i), s = f_load(sine + i);
+    f_store(x + i, f_sub(f_mul(a, c), f_mul(b, s)));
+    f_store(x + i + half, f_add(f_mul(b, c), f_mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cosine[i] - b * sine[i];
+    x[i + half] = b * cosine[i] + a * sine[i];
+  }
+}
+
 float log_sum_exp(const float* x, int n) {
   const int whole = n / L * L;
   const float most = most_of_row(x, n);
