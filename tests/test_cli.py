@@ -111,7 +111,8 @@ def test_compare_says_nothing_about_sampled_answers(eyas: Runner) -> None:
 @pytest.mark.parametrize("policy", POLICIES[:3])
 def test_every_policy_gives_the_plain_answer(eyas: Runner, policy: str) -> None:
     common = ("generate", QUESTION, "--json", "--max-tokens", "20", "--ignore-eos")
-    ours = eyas(*common, "--policy", policy, "--num-steps", "3", "--topk", "3", "--num-draft-tokens", "7").json
+    shape = {"dynamic": ("--num-steps", "3", "--topk", "3"), "chain": ("--num-steps", "3")}.get(policy, ())
+    ours = eyas(*common, "--policy", policy, "--num-draft-tokens", "7", *shape).json
     assert ours["token_ids"] == eyas(*common, "--draft", "none").json["token_ids"]
     assert ours["stats"]["draft_tokens"] > 0
 
@@ -223,6 +224,9 @@ def test_show_tree_draws_the_best_cycle(eyas: Runner) -> None:
         (["generate", QUESTION, "--top-p", "1.5"], "top_p must be between 0 and 1"),
         (["generate", QUESTION, "--topk", "0"], "topk must be at least 1"),
         (["generate", QUESTION, "--num-steps", "0"], "num_steps must be at least 1"),
+        (["generate", QUESTION, "--policy", "static", "--num-steps", "3"], "leave out num_steps"),
+        (["generate", QUESTION, "--draft", "none", "--policy", "chain"], "leave out --policy chain"),
+        (["generate", QUESTION, "--json", "--show-tree", "--stream"], "leave out --show-tree and --stream"),
         (["generate", QUESTION, "--stop", ""], "stop string is empty"),
         (["generate", QUESTION, "--raw", "--system", "x"], "--system needs the chat template"),
         (["generate", " ".join(["w9"] * 600)], "holds 512"),

@@ -193,6 +193,18 @@ def test_a_head_of_the_base_model_drafts_for_a_fine_tune_with_a_word_about_it(
     assert base["token_ids"] != result["token_ids"]
     assert ask(tuned, silent)[1] == ""
 
+    common = ("--target", str(tuned), "--draft", str(head), "--engine", engine, "--dtype", "float32", "--threads", "1")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"id": "{number}", "turns": ["w9 w10 w{number}"]}}\n' for number in range(4)))
+    budget = ("--num-steps", "2", "--topk", "2", "--num-draft-tokens", "3")
+    for command in (
+        ("calibrate", str(questions), "--max-tokens", "12"),
+        ("tune", "--prompts", str(questions), "--effort", "quick", "--out", str(tmp_path / "profile.json"), *budget),
+    ):
+        capsys.readouterr()
+        assert code(*command, *common) == 0
+        assert "was trained for" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_drafts_for_a_model(

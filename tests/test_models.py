@@ -484,3 +484,10 @@ def test_the_default_model() -> None:
 def test_senseless_numbers_of_threads_are_refused(threads: int) -> None:
     with pytest.raises(InvalidInputError, match=f"threads must be between 1 and 1024, got {threads}"):
         load_target(threads=threads)
+
+
+def test_an_unknown_dtype_is_told_all_there_are() -> None:
+    with pytest.raises(
+        InvalidInputError, match="unknown dtype 'float8'; choose one of auto, float32, bfloat16, int8, q4"
+    ):
+        load_target(dtype="float8")

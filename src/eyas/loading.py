@@ -14,6 +14,7 @@ from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
 from eyas.fetch import Progress
 from eyas.models import DEFAULT_NAMES, ModelSource, load_source
+from eyas.native.config import WEIGHT_TYPES
 from eyas.targets.base import Target
 from eyas.text import TextTokenizer
 
@@ -68,6 +69,10 @@ def load_target(
     """
     if engine not in ENGINES:
         raise InvalidInputError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    if dtype not in ("auto", *WEIGHT_TYPES):
+        raise InvalidInputError(
+            f"unknown dtype {dtype!r}; choose one of auto, {', '.join(WEIGHT_TYPES)} (int8 and q4: native engine only)"
+        )
     check_threads(threads)
     source = load_source(name, progress)
     if engine == "native" or (engine == "auto" and _native_runs(source, device, dtype)):
@@ -138,6 +143,18 @@ def trained_for_another(head: Path, source: ModelSource) -> str | None:
     if trained_for is None or trained_for == source.fingerprint():
         return None
     return metadata.get("target", "another model")
+
+
+def head_notice(draft: str, loaded: LoadedTarget) -> str | None:
+    """What to tell a user whose head was trained for other weights than the target's; None where there is nothing."""
+    folder = head_directory(draft)
+    if folder is None or draft == "default":  # the shipped head serves only the model it was trained for
+        return None
+    foreign = trained_for_another(folder, loaded.source)
+    return foreign and (
+        f"draft head {folder} was trained for {foreign}, and {loaded.source.name} has other weights: answers stay "
+        "exact, but fewer guesses may be accepted"
+    )
 
 
 def names_model(name: str) -> bool:

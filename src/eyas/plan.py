@@ -33,6 +33,9 @@ MEASURED = ("sequoia", "budgeted")
 
 CHOICES = ("auto", *POLICIES, *MEASURED)
 
+FIXED = {"static": ("num_steps", "topk"), "chain": ("topk",)}
+"""Numbers that have no meaning for a policy: EAGLE-1's tree is only cut, a chain has no width."""
+
 LIMITS = {"num_steps": 64, "topk": 64, "num_draft_tokens": 256}
 """The largest budgets that can be asked for: far beyond what pays anywhere."""
 
@@ -78,6 +81,11 @@ class DraftSettings:
             if self.budget:
                 raise InvalidInputError(f"a template is its own budget; leave out {' and '.join(self.budget)}")
             read_template(self.template)
+        elif useless := [name for name in FIXED.get(self.policy, ()) if name in self.budget]:
+            raise InvalidInputError(f"--policy {self.policy} has a shape of its own; leave out {' and '.join(useless)}")
+        if self.draft == "none" and (self.policy != "auto" or self.budget):
+            asked = [f"--policy {self.policy}"] if self.policy != "auto" else []
+            raise InvalidInputError(f"--draft none decodes plainly; leave out {' and '.join([*asked, *self.budget])}")
         if self.graft and self.draft in ("none", "ngram"):
             raise InvalidInputError(f"--graft joins n-grams to another drafter's tree, got --draft {self.draft}")
 
@@ -210,18 +218,14 @@ def load_planner(
     Raises:
         InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``.
     """
-    from eyas.loading import head_directory, load_drafter, trained_for_another
+    from eyas.loading import head_directory, head_notice, load_drafter
 
     drafter = load_drafter(settings.draft, loaded)
     if drafter is None:
         return Planner(settings, loaded.target, None)
     folder = head_directory(settings.draft)
-    shipped = settings.draft == "default"  # serves only the model it was trained for
-    if notice and folder and not shipped and (foreign := trained_for_another(folder, loaded.source)):
-        notice(
-            f"draft head {folder} was trained for {foreign}, and {loaded.source.name} has other weights: answers stay "
-            "exact, but fewer guesses may be accepted"
-        )
+    if notice and (line := head_notice(settings.draft, loaded)):
+        notice(line)
     calibration = read_calibration(folder, greedy=greedy) if folder else IDENTITY
     profile = None
     wanted = policies or [settings.policy]

@@ -61,4 +61,5 @@ def use_table(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[Tabl
     monkeypatch.setattr("eyas.loading.load_target", lambda name, **_: loaded)
     monkeypatch.setattr("eyas.loading.feature_levels", lambda name: 1)
     monkeypatch.setattr("eyas.loading.load_drafter", lambda name, _: None if name == "none" else drafter)
+    monkeypatch.setattr("eyas.loading.head_notice", lambda name, _: None)  # a table has no head to speak of
     return loaded, drafter

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from eyas.cli.options import DraftOptions, ModelOptions, spread
+from eyas.cli.options import DraftOptions, ModelOptions, notice, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def measure(
     from eyas.bench.run import write_json
     from eyas.calibration import CALIBRATION_FILE, with_calibration
     from eyas.environment import command_line, commit, machine, portable, versions
-    from eyas.loading import head_directory, load_drafter
+    from eyas.loading import head_directory, head_notice, load_drafter
     from eyas.policies import DynamicPolicy
     from eyas.sampling import SamplingParams
     from eyas.stopping import StopParams
@@ -112,6 +112,8 @@ def measure(
     loaded = model.load(draft.feature_levels())
     drafter = load_drafter(draft.draft, loaded)
     assert drafter is not None
+    if line := head_notice(draft.draft, loaded):
+        notice(line)
     with _Bar() as tell:
         calibrator = Calibrator(
             loaded.target,

@@ -14,6 +14,7 @@ from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
 from eyas.cli.output import print_json
 from eyas.cli.prompts import encode_prompt, read_prompt
 from eyas.completion import Completion, Divergence, collect, divergence
+from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
 from eyas.plan import PLAIN, DraftPlan
 
@@ -40,6 +41,9 @@ def generate_command(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer a prompt."""
+    if as_json and (show_tree or stream):
+        unheard = [name for name, given in (("--show-tree", show_tree), ("--stream", stream)) if given]
+        raise InvalidInputError(f"--json prints one object and nothing else; leave out {' and '.join(unheard)}")
     prompt = read_prompt(prompt)
     params, stop = sampling.sampling(), sampling.stopping()
     draft.settings()  # mistakes are told before a model is loaded

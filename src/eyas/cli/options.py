@@ -31,6 +31,11 @@ _drafting = partial(Option, rich_help_panel="Drafting")
 _sampling = partial(Option, rich_help_panel="Sampling and stopping")
 
 
+def notice(line: str) -> None:
+    """Tell the user something that is no error."""
+    print(f"eyas: {line}", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model answers, and on what."""
@@ -133,7 +138,7 @@ class DraftOptions:
             policies=policies,
             threads=model.threads,
             device=model.device,
-            notice=lambda line: print(f"eyas: {line}", file=sys.stderr, flush=True),
+            notice=notice,
         )
 
     def feature_levels(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.options import ModelOptions, spread
+from eyas.cli.options import ModelOptions, notice, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def measure(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eyas.loading import feature_levels, load_drafter
+    from eyas.loading import feature_levels, head_notice, load_drafter
     from eyas.plan import profile_key
     from eyas.sampling import SamplingParams
     from eyas.tuner import tune
@@ -110,6 +110,8 @@ def measure(
     loaded = model.load(feature_levels(draft))
     drafter = load_drafter(draft, loaded)
     assert drafter is not None
+    if line := head_notice(draft, loaded):
+        notice(line)
     key = profile_key(draft, loaded, greedy=params.greedy, threads=model.threads, device=model.device)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:

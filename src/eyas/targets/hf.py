@@ -299,7 +299,8 @@ def load_hf(
         dtype = "float32" if device == "cpu" else "bfloat16"
     if dtype not in DTYPES:
         raise InvalidInputError(
-            f"the transformers engine computes in {' or '.join(DTYPES)}, not in {dtype!r}; int8 needs --engine native"
+            f"the transformers engine computes in {' or '.join(DTYPES)}, not in {dtype!r}; int8 and q4 need the native "
+            "engine"
         )
     try:
         place = torch.device(device)
