@@ -4,6 +4,7 @@
 #   scripts/train_default_heads.sh PROMPTS.jsonl OUT
 #
 # OUT/store holds the answers, OUT/eagle/head and OUT/eagle3/head the heads. Given again, it goes on where it stopped.
+# The EAGLE-3 head is scored by the target's own lm_head and trained with Muon, the defaults of its kind.
 #
 #   DEVICE     cpu or cuda              (default: cuda where torch finds a GPU)
 #   PROCESSES  that share each batch    (default: 1; one per GPU)
