@@ -299,6 +299,9 @@ def test_a_killed_run_resumes_to_the_bit(tmp_path: Path, optimizer: str) -> None
     config = replace(CONFIG, draft_vocab_size=16)
     short = replace(SHORT, optimizer=optimizer)
     Trainer([store], weights(), config, short, tmp_path / "whole").run()
+    last = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["learning_rate"] == pytest.approx(3e-3 * rate_share(short, 7))
+    assert last.get("matrix_learning_rate", 0) == pytest.approx(0.02 * rate_share(short, 7) * (optimizer == "muon"))
 
     def stop(metrics: dict[str, Any]) -> None:
         if metrics["step"] == 6:

@@ -135,6 +135,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "num_layers is 2 there" in eyas("train", data, "--out", tmp_path / "x", "--init-from", two / "head")
     assert "is not a directory" in eyas("train", data, "--out", tmp_path / "x", "--init-from", tmp_path / "nowhere")
     assert "one layer" in eyas("train", data, "--out", tmp_path / "x", "--kind", "eagle3", "--layers", 2)
+    assert "add --optimizer muon" in eyas("train", data, "--out", tmp_path / "x", "--matrix-learning-rate", 0.1)
     assert "for EAGLE-3 heads" in eyas("train", data, "--out", tmp_path / "x", "--own-lm-head")
     assert "optimiser" in eyas("train", data, "--out", two, *few, "--draft-vocab-size", 20, "--optimizer", "muon")
     assert not (tmp_path / "x").exists()

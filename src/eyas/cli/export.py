@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from eyas.cli.models import tell
+from eyas.cli.options import notice
 
 if TYPE_CHECKING:
     from eyas.tree import Floats
@@ -44,9 +44,5 @@ def _lm_head(head: Path, target: str | None) -> Floats:
 
     source = load_source(target, tell)
     if foreign := trained_for_another(head, source):
-        print(
-            f"eyas: {head} was trained for {foreign}, and {source.name} has other weights; its lm_head is copied all "
-            "the same",
-            file=sys.stderr,
-        )
+        notice(f"{head} was trained for {foreign}, {source.name} has other weights; its lm_head is copied all the same")
     return source.tensors.float32(source.lm_head_name)

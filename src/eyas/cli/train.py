@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from eyas.cli.models import tell
-from eyas.cli.options import given, spread
+from eyas.cli.options import given, notice, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -112,13 +112,15 @@ def train_command(
         begun = processes.from_first(lambda: begun_run(out))
         own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
         config = head_config(source, draft_vocab_size, intermediate_size, kind, layers, own_lm_head=own_lm_head)
+        kept = {"optimizer": begun.optimizer} if begun else {}
+        settings = TrainSettings(**{**recipe_for(config).defaults, **kept, **given(options)})
+        if options.matrix_learning_rate is not None and settings.optimizer != "muon":
+            raise InvalidInputError("--matrix-learning-rate is Muon's, and this run has AdamW; add --optimizer muon")
         start = None
         if init_from is not None:
             metadata["init_from"] = init_from
             folder = head_directory(init_from) or init_from
             start = None if begun else processes.from_first(lambda: load_head(folder))
-        kept = {"optimizer": begun.optimizer} if begun else {}
-        settings = TrainSettings(**{**recipe_for(config).defaults, **kept, **given(options)})
         make_drafter = None
         if processes.first and processes.device.type == "cpu":
             make_drafter = native_drafter(source, config, threads=torch.get_num_threads())
@@ -148,7 +150,7 @@ def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
     size = trainer.head.config.draft_vocab_size
     judged = size is not None and trainer.held_out_documents()
     if judged and (advice := vocabulary_advice(trainer.draft_coverage(), size or 0)):
-        print(f"eyas: {advice}", file=sys.stderr)
+        notice(advice)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -166,6 +166,7 @@ class Trainer:
         saved = time.monotonic()
         while self.state.step < self.settings.steps:
             started = time.perf_counter()
+            share = rate_share(self.settings, self.state.step)
             pairs, measured = self._step()
             metrics: dict[str, Any] = {
                 "step": self.state.step,
@@ -174,10 +175,12 @@ class Trainer:
                 "regression": measured.regression,
                 "distillation": measured.distillation,
                 "agreement": measured.agreement,
-                "learning_rate": self.settings.learning_rate * rate_share(self.settings, self.state.step - 1),
+                "learning_rate": share * self.settings.learning_rate,
                 "tokens": self.state.tokens,
                 "tokens_per_second": pairs / (time.perf_counter() - started),
             }
+            if self.settings.optimizer == "muon":
+                metrics["matrix_learning_rate"] = share * self.settings.matrix_learning_rate
             if not math.isfinite(metrics["loss"]):
                 raise InvalidInputError(
                     f"the loss became {metrics['loss']} at step {self.state.step}: try a smaller learning rate"
