@@ -318,9 +318,13 @@ def test_promises_are_the_inverse_of_the_map(logs: list[float]) -> None:
     level = MODEST.levels[0]
     accepted = np.array(logs)
     reachable = np.minimum(accepted, level.observed[-1])
-    np.testing.assert_allclose(level(level.inverse(accepted)), reachable, atol=1e-6)
-    flat = LevelMap((-3.0, -2.0, -1.0), (-1.0, -0.5, -0.5))
-    np.testing.assert_allclose(flat(flat.inverse(accepted)), np.minimum(accepted, -0.5), atol=1e-6)
+    np.testing.assert_allclose(level(np.array([level.inverse(each) for each in logs])), reachable, atol=1e-6)
+    for flat in (
+        LevelMap((-3.0, -2.0, -1.0), (-1.0, -0.5, -0.5)),
+        LevelMap((-4.0, -3.0, -2.0, -1.0), (-2.0, -2.0, -0.5, -0.5)),
+    ):
+        inverted = np.array([flat.inverse(each) for each in logs])
+        np.testing.assert_allclose(flat(inverted), np.minimum(accepted, -0.5), atol=1e-6)
 
 
 def test_promised_values_never_grow_along_a_path() -> None:

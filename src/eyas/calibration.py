@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,23 +68,20 @@ class LevelMap:
         mapped: Doubles = np.interp(log_values, *self._knots)
         return mapped + np.minimum(log_values - self.promised[0], 0.0)
 
-    def inverse(self, log_acceptance: Floats | Doubles) -> Doubles:
-        """The smallest log value that maps to each log acceptance; the last knot where none does."""
-        observed, promised = self._rising_knots
-        values: Doubles = np.interp(log_acceptance, observed, promised)
-        values += np.minimum(log_acceptance - self.observed[0], 0.0)
-        return values
+    def inverse(self, log_acceptance: float) -> float:
+        """The smallest log value that maps to a log acceptance; the last knot where none does."""
+        # One number at a time, as it is needed: for a dozen numpy takes longer.
+        place = bisect_left(self.observed, log_acceptance)
+        if place == 0:
+            return self.promised[0] + log_acceptance - self.observed[0]
+        if place == len(self.observed):
+            return self.promised[bisect_left(self.observed, self.observed[-1])]
+        (low, high), (left, right) = self.observed[place - 1 : place + 1], self.promised[place - 1 : place + 1]
+        return left + (right - left) * (log_acceptance - low) / (high - low)
 
     @cached_property
     def _knots(self) -> tuple[Doubles, Doubles]:
         return np.asarray(self.promised), np.asarray(self.observed)
-
-    @cached_property
-    def _rising_knots(self) -> tuple[Doubles, Doubles]:
-        """Of knots with one observed value the first: (observed, promised)."""
-        promised, observed = self._knots
-        values, first = np.unique(observed, return_index=True)
-        return values, promised[first]
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,18 @@ class Calibration:
         who, known = candidates.worked_out or (self, _ROOT)
         if who is not self:
             known = _ROOT
-        values = np.concatenate([known, np.empty(len(candidates) - len(known))])
-        for depth in range(candidates.levels.index(len(known)), candidates.depth + 1):
-            level = slice(*candidates.levels[depth : depth + 2])
-            mapped = np.exp(self.levels[min(depth, len(self.levels)) - 1](candidates.log_values[level]))
-            values[level] = np.minimum(mapped, values[candidates.parents[level]])
+        ends, deepest = candidates.levels, len(self.levels)
+        fresh = range(ends.index(len(known)), candidates.depth + 1)
+        logs = [_NONE]
+        for depth in fresh:
+            if depth >= deepest:  # the last map serves its own level and all below at once
+                logs.append(self.levels[-1](candidates.log_values[ends[depth] :]))
+                break
+            logs.append(self.levels[depth - 1](candidates.log_values[ends[depth] : ends[depth + 1]]))
+        values = np.concatenate([known, np.exp(np.concatenate(logs))])
+        for depth in fresh:
+            level = slice(ends[depth], ends[depth + 1])
+            values[level] = np.minimum(values[level], values[candidates.parents[level]])
         object.__setattr__(candidates, "worked_out", (self, values))
         return values
 
@@ -120,12 +125,11 @@ class Calibration:
         drafter's own terms: with the path values that this calibration takes for those probabilities."""
         if not self.levels:
             return tree
-        values, depths, parents = tree.log_values.astype(np.float64), tree.depths, tree.parents
-        for depth in range(1, int(depths.max()) + 1):
-            level = depths == depth
-            inverted = self.levels[min(depth, len(self.levels)) - 1].inverse(tree.log_values[level])
-            values[level] = np.minimum(inverted, values[parents[level]])
-        return DraftTree(tree.tokens, parents, values.astype(np.float32))
+        depths, values = tree.depths.tolist(), tree.log_values.tolist()
+        for node, parent in enumerate(tree.parents[1:].tolist(), start=1):
+            level = self.levels[min(depths[node], len(self.levels)) - 1]
+            values[node] = min(level.inverse(values[node]), values[parent])
+        return DraftTree(tree.tokens, tree.parents, np.array(values, np.float32))
 
     @classmethod
     def fit(cls, levels: Sequence[tuple[Floats, Bools]], bins: int = 12) -> Calibration:
@@ -158,6 +162,7 @@ IDENTITY = Calibration()
 
 
 _ROOT = np.ones(1)
+_NONE = np.zeros(0)
 
 
 def read_calibration(head: Path, *, greedy: bool) -> Calibration:
