@@ -42,11 +42,9 @@ class DraftTree:
                 f"a draft tree needs tokens, parents and log_values of one length >= 1, got shapes "
                 f"{self.tokens.shape}, {self.parents.shape}, {self.log_values.shape}"
             )
-        rest = self.parents[1:]
-        if self.parents[0] != -1 or (rest < 0).any() or (rest >= np.arange(1, n)).any():
-            raise InvalidInputError(
-                f"parents must start with -1 and point to earlier nodes, got {self.parents.tolist()}"
-            )
+        parents = self.parents.tolist()  # a dozen numbers: Python is done before numpy has begun
+        if parents[0] != -1 or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
+            raise InvalidInputError(f"parents must start with -1 and point to earlier nodes, got {parents}")
 
     @classmethod
     def root_only(cls, token: int) -> DraftTree:

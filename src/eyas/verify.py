@@ -36,13 +36,16 @@ def verify_greedy(tree: DraftTree, choice: Callable[[int], int]) -> Acceptance:
         tree: N nodes.
         choice: node -> the token plain greedy decoding would take after that node's path.
     """
+    parents = tree.parents.tolist()
+    children: dict[tuple[int, int], int] = {}  # (parent, token) -> the first such child
+    for node, key in enumerate(zip(parents, tree.tokens.tolist(), strict=True)):
+        children.setdefault(key, node)
     path = [0]
     while True:
         token = choice(path[-1])
-        children = tree.children[path[-1]]
-        accepted = next((child for child in children if tree.tokens[child] == token), None)
+        accepted = children.get((path[-1], token))
         if accepted is None:
-            return Acceptance(tuple(path), token, recovered=bool(children))
+            return Acceptance(tuple(path), token, recovered=path[-1] in parents)
         path.append(accepted)
 
 
