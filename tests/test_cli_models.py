@@ -273,7 +273,7 @@ def test_profile_measures_what_it_promises(capsys: pytest.CaptureFixture[str], m
         *("profile", "--json", "--target", str(model), "--dtype", "float32", "--threads", "1"),
         *("--context", "32", "--repeats", "1"),
     )
-    assert {"bandwidth_gb_s", "peak_gflop_s", "weights"} <= set(result)
+    assert {"bandwidth_gb_s", "peak_gflop_s", "weights", "command", "machine", "versions", "commit"} <= set(result)
     weights = result["weights"]["float32"]
     assert {"bytes", "forward_ms", "limit_ms", "draft_level_ms", "prefill_tokens_s"} <= set(weights)
     assert all(milliseconds > 0 for milliseconds in weights["forward_ms"].values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from eyas import native
 from eyas.checkpoints.heads import head_feature_levels, load_head
-from eyas.environment import commit, machine, versions
+from eyas.environment import command_line, commit, machine, versions
 from eyas.errors import UnsupportedModelError
 from eyas.models import ModelSource, load_source
 from eyas.policies import DynamicPolicy
@@ -205,6 +206,7 @@ def main() -> None:
     )
     print(table(result))
     if given.json:
+        result = {"command": command_line(["python", "-m", "eyas.bench.profile", *sys.argv[1:]]), **result}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 from typer import Option
@@ -25,6 +26,7 @@ def profile_command(
 ) -> None:
     """Measure the native engine: memory, arithmetic, and passes over 1 to 64 tokens."""
     from eyas.bench.profile import TYPES, profile, table
+    from eyas.environment import command_line
     from eyas.loading import DEFAULT_HEAD, check_threads
     from eyas.models import DEFAULT_NAMES, load_source
 
@@ -40,4 +42,5 @@ def profile_command(
         draft={"default": shipped, "none": None}.get(draft, draft),
         tell=tell,
     )
+    result = {"command": command_line(["eyas", *sys.argv[1:]]), **result}
     print(json.dumps(result, allow_nan=False) if as_json else table(result))

@@ -186,11 +186,11 @@ void Decoder::run_layer(int index, const Rows& rows, int thread, const Linear& a
   float* out = work.out[thread].get();
   auto start = [&](const Linear& w, int unit = 1) { return first_panel(w, unit, thread, threads); };
   auto add_to_x = [&](const Buffer<float>& bias) {
-    return [&, b = bias.get()](int panel, int first, int count, const float* block) {
+    return [&, b = bias.get()](int panel, int first, int count, float* block) {
       const int c0 = panel * cols, width = std::min(cols, h - c0);
       for (int r = 0; r < count; ++r) {
-        float* target = x + (first + r) * x_ld + c0;
-        for (int c = 0; c < width; ++c) target[c] += b ? block[r * cols + c] + b[c0 + c] : block[r * cols + c];
+        if (b) kernels.add(b + c0, width, block + r * cols);
+        kernels.add(block + r * cols, width, x + (first + r) * x_ld + c0);
       }
     };
   };
@@ -200,12 +200,12 @@ void Decoder::run_layer(int index, const Rows& rows, int thread, const Linear& a
   const Share panels = share(int(layer.qkv.panels().size()), thread, threads);
   const Share keys = share(int(key_blocks_.size()) * config.kv_heads, thread, threads);
   multiply<1>(layer.qkv, acts, m, thread, threads, out, start(layer.o),
-              [&](int panel, int first, int count, const float* block) {
+              [&](int panel, int first, int count, float* block) {
                 if (first == 0) fetch_keys(index, share(keys, panel - panels.begin, panels.end - panels.begin));
                 const int c0 = panel * cols;
                 for (int r = 0; r < count; ++r) {
-                  float* target = qkv + (first + r) * qkv_ld + c0;
-                  for (int c = 0; c < cols; ++c) target[c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
+                  if (bias) kernels.add(bias + c0, cols, block + r * cols);
+                  std::copy_n(block + r * cols, cols, qkv + (first + r) * qkv_ld + c0);
                 }
               });
   pool.barrier();

@@ -90,12 +90,12 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
       Acts acts = decoder.prepare(fc, m, thread, [&](int r, float*) { return joined + r * joined_ld; });
       multiply<1>(fc, acts, m, thread, threads, decoder.work.out[thread].get(),
                   first_panel(decoder.layers.front().qkv, 1, thread, threads),
-                  [&](int panel, int first, int count, const float* block) {
+                  [&](int panel, int first, int count, float* block) {
                     const int c0 = panel * cols, width = std::min(cols, h - c0);
-                    const float* bias = fc_bias.get();
-                    for (int r = 0; r < count; ++r)
-                      for (int c = 0; c < width; ++c)
-                        x[(first + r) * ld + c0 + c] = bias ? block[r * cols + c] + bias[c0 + c] : block[r * cols + c];
+                    for (int r = 0; r < count; ++r) {
+                      if (fc_bias.size()) decoder.kernels.add(fc_bias.get() + c0, width, block + r * cols);
+                      std::copy_n(block + r * cols, width, x + (first + r) * ld + c0);
+                    }
                   });
     }
     pool.barrier();

@@ -56,6 +56,7 @@ struct Kernels {
   int panel_cols;
   const Format* (*format)(Type);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*add)(const float* x, int n, float* out);  // out += x
   void (*swiglu)(const float* gate, const float* up, int n, float* out);  // silu(gate) * up
   // Turns the pairs (x[i], x[i + half]) by the angles that have these cosines and sines [half].
   void (*rotate)(float* x, const float* cosine, const float* sine, int half);

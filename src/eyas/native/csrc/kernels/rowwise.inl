@@ -15,6 +15,12 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
   for (int i = whole; i < n; ++i) out[i] = weight[i] * (x[i] * scale);
 }
 
+void add(const float* x, int n, float* out) {
+  int i = 0;
+  for (; i + L <= n; i += L) f_store(out + i, f_add(f_load(out + i), f_load(x + i)));
+  for (; i < n; ++i) out[i] += x[i];
+}
+
 inline F silu_times(F g, F u) {
   F e = f_exp(f_sub(f_zero(), g));
   return f_mul(f_div(g, f_add(f_set(1.0f), e)), u);
