@@ -146,11 +146,12 @@ class BudgetedPolicy:
 
         Of equally good numbers the smallest.
         """
-        tokens, count = 1.0, 0
+        tokens, count, rate = 1.0, 0, self.rate
         best = self._worth(tokens, spent + self._closing[0])
         for number, (value, closing) in enumerate(zip(values, self._closing[1:], strict=False), start=1):
             tokens += value
-            worth = self._worth(tokens, spent + closing)
+            ms = spent + closing
+            worth = tokens / ms if rate is None else tokens - rate * ms  # ``_worth``, called too often to be called
             if worth > best:
                 best, count = worth, number
         return best, count
