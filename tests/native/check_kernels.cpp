@@ -65,14 +65,9 @@ Matrix make_matrix(Type type, int n, int k) {
 std::vector<float> product(const Kernels& kernels, Type type, const Matrix& w, const std::vector<float>& x, int m) {
   const Format& format = *kernels.format(type);
   const int cols = kernels.panel_cols;
-  const size_t stride = format.plain ? size_t(w.k + w.k % 2) * 4 : format.row_bytes(w.k);
+  const size_t stride = format.row_bytes(w.k);
   Buffer<char> acts(stride * m + 64), panel(format.panel_bytes(w.k));
-  for (int r = 0; r < m; ++r) {
-    if (format.plain)
-      std::memcpy(acts.get() + r * stride, &x[size_t(r) * w.k], size_t(w.k) * 4);
-    else
-      format.prepare(&x[size_t(r) * w.k], w.k, acts.get() + r * stride);
-  }
+  for (int r = 0; r < m; ++r) format.prepare(&x[size_t(r) * w.k], w.k, acts.get() + r * stride);
   std::vector<float> out(size_t(m) * w.n), block(size_t(m) * cols);
   for (int first = 0; first < w.n; first += cols) {
     std::vector<const float*> rows(cols);
@@ -126,6 +121,14 @@ void check_rows(const Kernels& kernels, const Kernels& portable) {
     kernels.swiglu(x.data(), w.data(), n, got.data());
     portable.swiglu(x.data(), w.data(), n, wanted.data());
     expect(error(got, wanted) < 1e-6, what + " swiglu", error(got, wanted));
+    got = wanted = w;
+    kernels.add(x.data(), n, got.data());
+    portable.add(x.data(), n, wanted.data());
+    expect(error(got, wanted) == 0, what + " add", error(got, wanted));
+    const int half = n / 2;
+    kernels.rotate(got.data(), x.data(), x.data() + half, half);
+    portable.rotate(wanted.data(), x.data(), x.data() + half, half);
+    expect(error(got, wanted) < 1e-6, what + " rotate", error(got, wanted));
     const float a = kernels.log_sum_exp(x.data(), n), b = portable.log_sum_exp(x.data(), n);
     expect(std::fabs(a - b) < 1e-5f, what + " log_sum_exp", a - b);
   }
@@ -141,7 +144,7 @@ std::vector<float> attend(const Kernels& kernels, const std::vector<float>& page
   const float* q[rows];
   float* o[rows];
   std::vector<float> out(size_t(rows) * group * head_dim);
-  Buffer<float> scratch(size_t(rows) * group * 80);
+  Buffer<float> scratch(size_t(rows) * group * attend_stride(slots, v_stride));
   for (int r = 0; r < rows; ++r) {
     q[r] = &queries[size_t(r) * group * head_dim];
     o[r] = &out[size_t(r) * group * head_dim];
