@@ -19,8 +19,9 @@ from eyas.targets.base import Target
 from eyas.text import TextTokenizer
 
 ENGINES = ("auto", "native", "transformers")
-SHIPPED_HEADS = Path(__file__).parent / "data"
-DEFAULT_HEAD = SHIPPED_HEADS / "smollm2-135m-eagle"
+DEFAULT_HEAD = Path(__file__).parent / "data" / "smollm2-135m-eagle"
+SHIPPED_HEADS = {"default": DEFAULT_HEAD, "eagle2": DEFAULT_HEAD}
+"""Heads that come with Eyas, all for the default model, by the names a user gives."""
 MAX_THREADS = 1024
 """More than any machine gains from, fewer than any refuses to start."""
 
@@ -49,7 +50,7 @@ def load_target(
     dtype: str = "auto",
     device: str = "cpu",
     threads: int | None = None,
-    feature_levels: int = 1,
+    feature_levels: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedTarget:
     """Find a model and load it.
@@ -60,7 +61,8 @@ def load_target(
         dtype: weight type; "auto" takes the engine's best for the device.
         device: "cpu", "cuda", ...; anything but the CPU needs the transformers engine.
         threads: CPU threads; None uses all cores.
-        feature_levels: hidden states per feature row that the draft head needs: 1, 3 for EAGLE-3, 4 for data.
+        feature_levels: hidden states per feature row that the draft head needs: 1, 3 for EAGLE-3, 4 for data. None: as
+            many as the model's default head reads, 1 for a model without.
         progress: told about downloads, one line each.
 
     Raises:
@@ -75,6 +77,8 @@ def load_target(
         )
     check_threads(threads)
     source = load_source(name, progress)
+    if feature_levels is None:
+        feature_levels = head_feature_levels(DEFAULT_HEAD) if source.name in DEFAULT_NAMES else 1
     if engine == "native" or (engine == "auto" and _native_runs(source, device, dtype)):
         from eyas.targets.native import NativeTarget
 
@@ -100,12 +104,11 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
 
     Args:
         name: "none" or None (plain decoding), "ngram" (repetitions in the text), a head directory, a small model (as
-            ``load_target`` takes it), or "default": the head shipped for the default model; another target has no
-            default head and is refused.
+            ``load_target`` takes it), or one of ``SHIPPED_HEADS``: for the default model, another target is refused.
         loaded: the target it drafts for.
 
     Raises:
-        InvalidInputError: "default" for a target without a shipped head; a small model with another tokenizer.
+        InvalidInputError: a shipped head for another target; a small model with another tokenizer.
         CheckpointError: a head that is damaged or made for another model.
     """
     if name is None or name == "none":
@@ -116,13 +119,13 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
         return NgramDrafter()
     if names_model(name):
         return _small_model(name, loaded)
-    if name == "default":
+    if shipped := SHIPPED_HEADS.get(name):
         if loaded.source.name not in DEFAULT_NAMES:
             raise InvalidInputError(
                 f"no draft head is shipped for {loaded.source.name}; name one (--draft DIRECTORY), train one "
                 "(eyas train), or decode plainly (--draft none)"
             )
-        name = str(DEFAULT_HEAD)
+        name = str(shipped)
     checkpoint = load_head(name)
     check_fits(checkpoint, loaded.target.info)
     return _head_drafter(checkpoint, loaded)
@@ -130,8 +133,8 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
 
 def head_directory(name: str | None) -> Path | None:
     """Where the head called ``name`` lies (see ``load_drafter``); None for anything but a head."""
-    if name == "default":
-        return DEFAULT_HEAD
+    if name in SHIPPED_HEADS:
+        return SHIPPED_HEADS[name]
     return None if name in (None, "none", "ngram") or names_model(name) else Path(name).expanduser()
 
 
@@ -148,7 +151,7 @@ def trained_for_another(head: Path, source: ModelSource) -> str | None:
 def head_notice(draft: str, loaded: LoadedTarget) -> str | None:
     """What to tell a user whose head was trained for other weights than the target's; None where there is nothing."""
     folder = head_directory(draft)
-    if folder is None or draft == "default":  # the shipped head serves only the model it was trained for
+    if folder is None or draft in SHIPPED_HEADS:  # they serve only the model they were trained for
         return None
     foreign = trained_for_another(folder, loaded.source)
     return foreign and (
@@ -171,7 +174,7 @@ def names_model(name: str) -> bool:
 def drafter_identity(name: str) -> tuple[str, str]:
     """(where a drafter comes from, fingerprint of its weights): what a profile of it is valid for."""
     if folder := head_directory(name):
-        return (name if name == "default" else str(folder.resolve())), head_fingerprint(folder)
+        return (name if name in SHIPPED_HEADS else str(folder.resolve())), head_fingerprint(folder)
     return name, "" if name in ("none", "ngram") else load_source(name).fingerprint()
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def export_command(
-    head: Annotated[str, Argument(help="A head directory, or 'default' for the shipped head.")],
+    head: Annotated[str, Argument(help="A head directory, or a shipped head: 'default', 'eagle2', 'eagle3'.")],
     engine: Annotated[Literal["sglang", "vllm"], Option("--for", help="Who is to draft with it.")],
     out: Annotated[Path, Option(help="Where the exported head goes: a directory.")],
     target: Annotated[

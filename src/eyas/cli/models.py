@@ -50,7 +50,7 @@ def gather(model: ModelOptions, load: bool) -> dict[str, dict[str, Any]]:
     from eyas import native
     from eyas.environment import commit, machine, versions
     from eyas.fetch import cached_model
-    from eyas.loading import DEFAULT_HEAD
+    from eyas.loading import SHIPPED_HEADS
     from eyas.memory import available_bytes, resident_bytes
     from eyas.models import DEFAULT_NAMES
 
@@ -63,7 +63,7 @@ def gather(model: ModelOptions, load: bool) -> dict[str, dict[str, Any]]:
             "reason": native.reason() or None,
             "kernels": ", ".join(native.kernel_sets()) or None,
         },
-        "draft head": {"shipped": str(DEFAULT_HEAD) if DEFAULT_HEAD.is_dir() else None},
+        "draft heads": {name: str(folder) if folder.is_dir() else None for name, folder in SHIPPED_HEADS.items()},
     }
     if is_default and cached_model() is None and not load:
         facts["target"] = {"name": "SmolLM2-135M-Instruct", "path": None, "note": "not fetched yet: eyas pull"}

@@ -74,8 +74,9 @@ class DraftOptions:
     draft: Annotated[
         str,
         _drafting(
-            help="Who drafts: 'default' (the head shipped for the default model), a head directory, a small model with "
-            "the same tokens (directory, hub id, GGUF file), 'ngram' (repetitions in the text), or 'none'."
+            help="Who drafts: 'eagle2', 'eagle3' (heads shipped for the default model), 'default' (the better one), "
+            "a head directory, a small model with the same tokens (directory, hub id, GGUF file), 'ngram' (repetitions "
+            "in the text), or 'none'."
         ),
     ] = "default"
     policy: Annotated[

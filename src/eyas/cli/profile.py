@@ -14,7 +14,7 @@ from eyas.cli.models import tell
 def profile_command(
     target: Annotated[str | None, Option(help="The model. Default: the default model.", show_default=False)] = None,
     draft: Annotated[
-        str, Option(help="A head directory, 'default' (the shipped head, where there is one) or 'none'.")
+        str, Option(help="A head directory, 'default', 'eagle2', 'eagle3' (shipped for the default model), or 'none'.")
     ] = "default",
     dtype: Annotated[
         str | None, Option(help="Weight types, comma-separated. Default: all.", show_default=False)
@@ -27,19 +27,19 @@ def profile_command(
     """Measure the native engine: memory, arithmetic, and passes over 1 to 64 tokens."""
     from eyas.bench.profile import TYPES, profile, table
     from eyas.environment import command_line
-    from eyas.loading import DEFAULT_HEAD, check_threads
+    from eyas.loading import check_threads, head_directory
     from eyas.models import DEFAULT_NAMES, load_source
 
     check_threads(threads)
     source = load_source(target, tell)
-    shipped = str(DEFAULT_HEAD) if DEFAULT_HEAD.is_dir() and source.name in DEFAULT_NAMES else None
+    head = None if draft == "default" and source.name not in DEFAULT_NAMES else head_directory(draft)
     result = profile(
         source,
         types=TYPES if dtype is None else [name.strip() for name in dtype.split(",")],
         context=context,
         repeats=repeats,
         threads=threads,
-        draft={"default": shipped, "none": None}.get(draft, draft),
+        draft=None if head is None else str(head),
         tell=tell,
     )
     result = {"command": command_line(["eyas", *sys.argv[1:]]), **result}

@@ -29,7 +29,7 @@ EFFORTS: dict[str, dict[str, int]] = {
 def tune_command(
     model: ModelOptions,
     draft: Annotated[
-        str, Option(help="Who drafts: 'default', a head directory, a small model, or 'ngram'.")
+        str, Option(help="Who drafts: 'default', 'eagle2', 'eagle3', a head directory, a small model, or 'ngram'.")
     ] = "default",
     prompts: Annotated[
         list[Path] | None,
