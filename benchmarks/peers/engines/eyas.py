@@ -10,7 +10,7 @@ from eyas.drafters.ngram import NgramDrafter
 from eyas.environment import portable, versions
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, generate
-from eyas.loading import LoadedTarget, load_drafter, load_target
+from eyas.loading import LoadedTarget, feature_levels, load_drafter, load_target
 from eyas.plan import profile_key
 from eyas.policies import DynamicPolicy, TreePolicy
 from eyas.profile import load_profile
@@ -25,8 +25,15 @@ def load(settings: dict[str, Any]) -> Engine:
     """Settings beyond the common ones: ``dtype``, ``drafter`` (one of ``DRAFTERS``), ``head`` (a directory, or the one
     shipped), ``policy`` ({"num_steps", "topk", "num_draft_tokens"}, or "budgeted": as the machine's profile says, tuned
     on ``tune_prompts`` where there is none)."""
-    loaded = load_target(settings["model"], engine="native", dtype=settings["dtype"], threads=settings["threads"])
-    drafter = make_drafter(settings["drafter"], settings.get("head", "default"), loaded)
+    head = settings.get("head", "default")
+    loaded = load_target(
+        settings["model"],
+        engine="native",
+        dtype=settings["dtype"],
+        threads=settings["threads"],
+        feature_levels=feature_levels(head if "head" in settings["drafter"] else None),
+    )
+    drafter = make_drafter(settings["drafter"], head, loaded)
     policy = make_policy(settings, loaded, drafter) if drafter is not None else None
     return Eyas(loaded, drafter, policy)
 
