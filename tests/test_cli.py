@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -18,8 +19,10 @@ import pytest
 from typer import Option
 
 from eyas.cli import main
+from eyas.cli.data import AnswerOptions, SynthesisOptions
 from eyas.cli.interrupt import deferred_interrupt
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.cli.train import TrainOptions
 from eyas.errors import InvalidInputError
 from eyas.generate import Session
 from eyas.loading import ENGINES
@@ -27,6 +30,10 @@ from eyas.plan import CHOICES, MEASURED, DraftSettings
 from eyas.policies import POLICIES
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from eyas.train.answer import AnswerSettings
+from eyas.train.recipes.eagle3 import Eagle3Recipe
+from eyas.train.settings import TrainSettings
+from eyas.train.synthesize import SynthesisSettings
 from support.table_cli import use_table
 
 QUESTION = "w9 w10"
@@ -583,6 +590,23 @@ def test_options_agree_with_what_they_set() -> None:
     assert DraftOptions().settings() == DraftSettings()
     assert SamplingOptions().sampling() == SamplingParams()
     assert SamplingOptions(max_tokens=7).stopping() == StopParams(max_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "of_eagle3"),
+    [
+        (AnswerOptions, AnswerSettings, {}),
+        (SynthesisOptions, SynthesisSettings, {}),
+        (TrainOptions, TrainSettings, Eagle3Recipe.defaults),
+    ],
+)
+def test_help_tells_the_defaults_of_settings(options: type, settings: Any, of_eagle3: Mapping[str, Any]) -> None:
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        default = getattr(settings, name)
+        if default is None:
+            continue
+        said = f"Default: {default}, {of_eagle3[name]} for eagle3." if name in of_eagle3 else f"Default: {default}."
+        assert hint.__metadata__[0].help.endswith(said), name
 
 
 def test_two_options_of_one_name_are_refused() -> None:

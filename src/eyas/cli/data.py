@@ -32,12 +32,18 @@ data_app = Typer(help="Make training data.", no_args_is_help=True)
 class AnswerOptions:
     """Fields of ``AnswerSettings``; None leaves its default."""
 
-    max_tokens: Annotated[int | None, Option(help="Longest answer.", show_default=False)] = None
-    max_prompt_tokens: Annotated[int | None, Option(help="Longer prompts are left out.", show_default=False)] = None
-    batch: Annotated[int | None, Option(help="Conversations answered at once.", show_default=False)] = None
-    sampled_share: Annotated[float | None, Option(help="Share answered by sampling.", show_default=False)] = None
-    temperature: Annotated[float | None, Option(help="Of the sampled answers.", show_default=False)] = None
-    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+    max_tokens: Annotated[int | None, Option(help="Longest answer. Default: 160.", show_default=False)] = None
+    max_prompt_tokens: Annotated[
+        int | None, Option(help="Longer prompts are left out. Default: 400.", show_default=False)
+    ] = None
+    batch: Annotated[int | None, Option(help="Conversations answered at once. Default: 64.", show_default=False)] = None
+    sampled_share: Annotated[
+        float | None, Option(help="Share answered by sampling. Default: 0.3.", show_default=False)
+    ] = None
+    temperature: Annotated[float | None, Option(help="Of the sampled answers. Default: 1.0.", show_default=False)] = (
+        None
+    )
+    seed: Annotated[int | None, Option(help="Decides all randomness. Default: 0.", show_default=False)] = None
 
 
 @dataclass(frozen=True)
@@ -72,19 +78,25 @@ class EndpointOptions:
 class SynthesisOptions:
     """Fields of ``SynthesisSettings``; None leaves its default."""
 
-    count: Annotated[int | None, Option(help="Prompts wanted.", show_default=False)] = None
-    max_attempts: Annotated[int | None, Option(help="Prompts written at most.", show_default=False)] = None
-    max_tokens: Annotated[int | None, Option(help="Longer ones are dropped.", show_default=False)] = None
-    min_characters: Annotated[int | None, Option(help="Shorter ones are dropped.", show_default=False)] = None
-    temperature: Annotated[float | None, Option(help="Of sampling.", show_default=False)] = None
-    batch: Annotated[int | None, Option(help="Prompts written at once.", show_default=False)] = None
-    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
+    count: Annotated[int | None, Option(help="Prompts wanted. Default: 1000.", show_default=False)] = None
+    max_attempts: Annotated[
+        int | None, Option(help="Prompts written at most. Default: 20 for each one wanted.", show_default=False)
+    ] = None
+    max_tokens: Annotated[int | None, Option(help="Longer ones are dropped. Default: 200.", show_default=False)] = None
+    min_characters: Annotated[int | None, Option(help="Shorter ones are dropped. Default: 12.", show_default=False)] = (
+        None
+    )
+    temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.0.", show_default=False)] = None
+    batch: Annotated[int | None, Option(help="Prompts written at once. Default: 64.", show_default=False)] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness. Default: 0.", show_default=False)] = None
 
 
 @data_app.command("answer")
 @spread
 def answer_command(
-    prompts: Annotated[list[Path], Argument(help="JSON lines with 'turns', 'messages' or 'prompt'.")],
+    prompts: Annotated[
+        list[Path], Argument(help="JSON lines with 'turns', 'messages', 'conversations', 'instruction' or 'prompt'.")
+    ],
     model: ModelOptions,
     options: AnswerOptions,
     elsewhere: EndpointOptions,

@@ -25,27 +25,45 @@ if TYPE_CHECKING:
 class TrainOptions:
     """The most used fields of ``TrainSettings``; None leaves its default."""
 
-    steps: Annotated[int | None, Option(help="Optimiser steps.", show_default=False)] = None
-    rows: Annotated[int | None, Option(help="Rows per batch.", show_default=False)] = None
-    row_size: Annotated[int | None, Option(help="Tokens per row.", show_default=False)] = None
+    steps: Annotated[int | None, Option(help="Optimiser steps. Default: 2000.", show_default=False)] = None
+    rows: Annotated[int | None, Option(help="Rows per batch. Default: 4.", show_default=False)] = None
+    row_size: Annotated[int | None, Option(help="Tokens per row. Default: 512.", show_default=False)] = None
     optimizer: Annotated[
         Literal["adamw", "muon"] | None,
-        Option(help="muon is for matrices, beside adamw for the rest. Default: muon for eagle3.", show_default=False),
+        Option(
+            help="muon is for matrices, beside adamw for the rest. Default: adamw, muon for eagle3.", show_default=False
+        ),
     ] = None
-    learning_rate: Annotated[float | None, Option(help="Highest learning rate of adamw.", show_default=False)] = None
-    matrix_learning_rate: Annotated[float | None, Option(help="Highest learning rate of muon.", show_default=False)] = (
-        None
-    )
-    warmup: Annotated[int | None, Option(help="Steps until they are reached.", show_default=False)] = None
-    noise: Annotated[float | None, Option(help="Noise on the features.", show_default=False)] = None
-    regression_weight: Annotated[float | None, Option(help="Weight of the feature loss.", show_default=False)] = None
-    distillation_weight: Annotated[float | None, Option(help="Weight of the token loss.", show_default=False)] = None
-    unroll: Annotated[int | None, Option(help="Own steps learned from.", show_default=False)] = None
-    unroll_after: Annotated[int | None, Option(help="Steps before that begins.", show_default=False)] = None
-    unroll_decay: Annotated[float | None, Option(help="Weight of each further step.", show_default=False)] = None
-    ema: Annotated[float | None, Option(help="Decay of averaged weights; 0 is off.", show_default=False)] = None
-    seed: Annotated[int | None, Option(help="Decides all randomness.", show_default=False)] = None
-    evaluate_every: Annotated[int | None, Option(help="Steps between measurements.", show_default=False)] = None
+    learning_rate: Annotated[
+        float | None, Option(help="Highest learning rate of adamw. Default: 0.001.", show_default=False)
+    ] = None
+    matrix_learning_rate: Annotated[
+        float | None, Option(help="Highest learning rate of muon. Default: 0.02.", show_default=False)
+    ] = None
+    warmup: Annotated[int | None, Option(help="Steps until they are reached. Default: 50.", show_default=False)] = None
+    noise: Annotated[
+        float | None, Option(help="Noise on the features. Default: 0.1, 0.0 for eagle3.", show_default=False)
+    ] = None
+    regression_weight: Annotated[
+        float | None, Option(help="Weight of the feature loss. Default: 1.0.", show_default=False)
+    ] = None
+    distillation_weight: Annotated[
+        float | None, Option(help="Weight of the token loss. Default: 0.1.", show_default=False)
+    ] = None
+    unroll: Annotated[
+        int | None, Option(help="Own steps learned from. Default: 1, 4 for eagle3.", show_default=False)
+    ] = None
+    unroll_after: Annotated[int | None, Option(help="Steps before that begins. Default: 0.", show_default=False)] = None
+    unroll_decay: Annotated[
+        float | None, Option(help="Weight of each further step. Default: 0.8.", show_default=False)
+    ] = None
+    ema: Annotated[
+        float | None, Option(help="Decay of averaged weights; 0 is off. Default: 0.0.", show_default=False)
+    ] = None
+    seed: Annotated[int | None, Option(help="Decides all randomness. Default: 0.", show_default=False)] = None
+    evaluate_every: Annotated[
+        int | None, Option(help="Steps between measurements. Default: 200.", show_default=False)
+    ] = None
 
 
 @spread
