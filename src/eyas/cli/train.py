@@ -200,7 +200,12 @@ def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
                 board.close()
     print(
         json.dumps(
-            {"head": str(trainer.out / "head"), "step": state.step, "tokens": state.tokens, "best_tau": state.best}
+            {
+                "head": str(trainer.out / "head"),
+                "step": state.step,
+                "tokens": state.tokens,
+                "best_tau": state.best or None,
+            }
         )
     )
 
