@@ -31,6 +31,16 @@ def test_only_the_section_changes() -> None:
             readme.filled(broken, "new")
 
 
+@pytest.mark.slow
+def test_the_library_in_five_lines_answers_with_the_shipped_head(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert "sky" in capsys.readouterr().out
+    assert names["step"].stats.accepted_tokens > 0
+
+
 def listed(folder: Path, text: str) -> str:
     (folder / "numbers.toml").write_text(text, encoding="utf-8")
     return readme.numbers(folder)

@@ -40,7 +40,7 @@ class TrainSettings:
     row_size: int = 512
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
-    matrix_learning_rate: float = 0.02
+    matrix_learning_rate: float = 0.05
     warmup: int = 50
     final_lr_share: float = 0.05
     weight_decay: float = 0.01
