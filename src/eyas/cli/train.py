@@ -38,7 +38,7 @@ class TrainOptions:
         float | None, Option(help="Highest learning rate of adamw. Default: 0.001.", show_default=False)
     ] = None
     matrix_learning_rate: Annotated[
-        float | None, Option(help="Highest learning rate of muon. Default: 0.02.", show_default=False)
+        float | None, Option(help="Highest learning rate of muon. Default: 0.05.", show_default=False)
     ] = None
     warmup: Annotated[int | None, Option(help="Steps until they are reached. Default: 50.", show_default=False)] = None
     noise: Annotated[
