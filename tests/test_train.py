@@ -444,6 +444,24 @@ def test_simulation_counts_like_decoding() -> None:
         simulate(drafter, DynamicPolicy(), [replace(item, greedy=False)])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", math.nan),
+        ("matrix_learning_rate", math.nan),
+        ("matrix_learning_rate", math.inf),
+        ("noise", -0.1),
+        ("warmup", -1),
+        ("ema", 1.0),
+        ("seed", -1),
+        ("seed", 2**64),
+    ],
+)
+def test_impossible_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{name} must be"):
+        replace(SHORT, **{name: value})  # type: ignore[arg-type]
+
+
 def test_wrong_runs_are_refused(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", corpus()[:2])
     small = EagleConfig(8, 8, 1, 1, 8, VOCAB)

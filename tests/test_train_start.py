@@ -128,12 +128,18 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     read = load_eagle(two / "head")
     assert (read.config.num_layers, read.config.draft_vocab_size) == (2, 20)
     assert read.metadata["init_from"] == str(one / "head")
+    # A run that goes on keeps its beginning, whatever is asked for.
+    further = (*few, "--steps", 3, "--draft-vocab-size", 20)
+    eyas("train", data, "--out", two, *further, "--init-from", tmp_path / "nowhere")
+    assert load_eagle(two / "head").metadata["init_from"] == str(one / "head")
     engines = ["transformers", *(["native"] if native.available() else [])]
     for engine in engines:
         said = eyas("generate", "w9", "--draft", two / "head", "--engine", engine, "--json", "--compare")
         assert json.loads(said)["identical"] is True
     assert "num_layers is 2 there" in eyas("train", data, "--out", tmp_path / "x", "--init-from", two / "head")
     assert "is not a directory" in eyas("train", data, "--out", tmp_path / "x", "--init-from", tmp_path / "nowhere")
+    assert "threads must be" in eyas("train", data, "--out", tmp_path / "x", "--threads", 0)
+    assert "intermediate_size" in eyas("train", data, "--out", tmp_path / "x", "--intermediate-size", 0)
     assert "one layer" in eyas("train", data, "--out", tmp_path / "x", "--kind", "eagle3", "--layers", 2)
     assert "add --optimizer muon" in eyas("train", data, "--out", tmp_path / "x", "--matrix-learning-rate", 0.1)
     assert "for EAGLE-3 heads" in eyas("train", data, "--out", tmp_path / "x", "--own-lm-head")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -508,6 +509,36 @@ def test_damaged_profiles(profile: Profile, tmp_path: Path) -> None:
         assert len(notices) == 1
     with pytest.raises(CheckpointError, match="cannot read"):
         load_profile(profile.key, tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("costs",), None),
+        (("costs", "verify_rows", 0), 10**400),
+        (("rate",), 10**400),
+        (("acceptance",), 10**400),
+        (("best", "num_steps"), None),
+        (("best", "topk"), 1e308),
+        (("best", "topk"), 100_000),
+        (("template",), [[100_000]]),
+        (("template",), [["0"]]),
+        (("hit_rates",), "x"),
+        (("checks",), [{"policy": "magic", "predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
+        (("checks",), [{"policy": 1, "predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
+    ],
+)
+def test_no_policy_comes_from_impossible_numbers(
+    profile: Profile, tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    values: Any = json.loads(json.dumps(profile.as_dict()))
+    at = values
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"damaged: .*run eyas tune again"):
+        read_profile(tmp_path / "p.json")
 
 
 def test_a_place_that_cannot_be_written(profile: Profile, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.calibration import Bin, Calibration
-from eyas.costs import CostTable
+from eyas.costs import CURVE, CostTable
 from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import CheckpointError, EyasError, InvalidInputError
 from eyas.fetch import cache_directory
@@ -30,6 +31,9 @@ FORMAT = 2
 
 GRAFT = "+graft"
 """Behind a policy's name: n-grams join the drafter's tree."""
+
+CHECKED = ("none", "budgeted", "dynamic", "sequoia")
+"""Policies that a tuning measures, with and without ``GRAFT``."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ class Profile:
         if values.get("format") != FORMAT:
             raise InvalidInputError(f"profile format {values.get('format')!r}, but this version reads {FORMAT}")
         try:
-            return cls(
+            profile = cls(
                 key=ProfileKey(**values["key"]),
                 costs=CostTable.from_dict(values["costs"]),
                 acceptance=as_acceptance(values["acceptance"]),
@@ -222,8 +226,26 @@ class Profile:
                 reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
                 hit_rates=tuple(values["hit_rates"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            profile._try_policies()
+        except InvalidInputError:
+            raise
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InvalidInputError(f"not a profile: {error!r}") from None
+        return profile
+
+    def _try_policies(self) -> None:
+        """Make everything that can be planned with: what is wrong shows when a profile is read, not in an answer."""
+        setting = self.best.setting if self.best else ()
+        sizes = [*setting, *(1 + rank for path in self.template for rank in path)]
+        if not all(isinstance(size, int) and 1 <= size < CURVE for size in sizes):
+            raise InvalidInputError(f"settings and ranks are below {CURVE}, got {setting} and {self.template}")
+        if not math.isfinite(ms := self.costs.cycle((1, 1), 1)):
+            raise InvalidInputError(f"a cycle takes {ms} ms")
+        for check in self.checks:
+            if check.policy.removesuffix(GRAFT) not in CHECKED:
+                raise InvalidInputError(f"{check.policy!r} was measured, which is not among {', '.join(CHECKED)}")
+        for make in (self.budgeted, self.dynamic, self.sequoia, self.ngram, self.fastest):
+            make()
 
 
 def machine_name(device: str = "cpu") -> str:

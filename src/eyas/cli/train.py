@@ -107,7 +107,7 @@ def train_command(
     import torch
 
     from eyas.checkpoints.heads import load_head
-    from eyas.loading import head_directory
+    from eyas.loading import check_threads, head_directory
     from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
     from eyas.train.native import native_drafter
@@ -117,6 +117,7 @@ def train_command(
     from eyas.train.store import FeatureStore
     from eyas.train.trainer import TargetWeights, Trainer
 
+    check_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
     embedding = torch.from_numpy(source.tensors.float32("model.embed_tokens.weight").copy())
@@ -135,10 +136,13 @@ def train_command(
         if options.matrix_learning_rate is not None and settings.optimizer != "muon":
             raise InvalidInputError("--matrix-learning-rate is Muon's, and this run has AdamW; add --optimizer muon")
         start = None
+        if begun:
+            init_from = begun.init_from
+        elif init_from is not None:
+            folder = head_directory(init_from) or init_from
+            start = processes.from_first(lambda: load_head(folder))
         if init_from is not None:
             metadata["init_from"] = init_from
-            folder = head_directory(init_from) or init_from
-            start = None if begun else processes.from_first(lambda: load_head(folder))
         make_drafter = None
         if processes.first and processes.device.type == "cpu":
             make_drafter = native_drafter(source, config, threads=torch.get_num_threads())
@@ -236,7 +240,7 @@ def head_config(
     make = partial(Eagle3Config, target_lm_head=not own_lm_head) if kind == "eagle3" else EagleConfig
     return make(
         hidden_size=config["hidden_size"],
-        intermediate_size=intermediate_size or config["intermediate_size"],
+        intermediate_size=config["intermediate_size"] if intermediate_size is None else intermediate_size,
         num_attention_heads=heads,
         num_key_value_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,

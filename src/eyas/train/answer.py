@@ -6,6 +6,7 @@ target pass; features cost nothing extra, the pass computes them anyway.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -57,10 +58,12 @@ class AnswerSettings:
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.max_prompt_tokens < 1 or self.batch < 1:
             raise InvalidInputError(f"max_tokens, max_prompt_tokens and batch must be at least 1, got {self}")
-        if not 0 <= self.sampled_share <= 1 or self.temperature <= 0:
+        if not 0 <= self.sampled_share <= 1 or not 0 < self.temperature < math.inf:
             raise InvalidInputError(
                 f"sampled_share lies in 0..1 and temperature above 0, got {self.sampled_share} and {self.temperature}"
             )
+        if self.seed < 0:
+            raise InvalidInputError(f"seed must be at least 0, got {self.seed}")
 
 
 @dataclass

@@ -24,10 +24,12 @@ class BegunRun:
     Attributes:
         target_lm_head: the target's lm_head scores.
         optimizer: see ``TrainSettings``.
+        init_from: the head whose weights it began with, as it was named.
     """
 
     target_lm_head: bool
     optimizer: str
+    init_from: str | None = None
 
 
 def begun_run(out: Path) -> BegunRun | None:
@@ -35,7 +37,11 @@ def begun_run(out: Path) -> BegunRun | None:
     checkpoint = _load(out, mmap=True)
     if checkpoint is None:
         return None
-    return BegunRun(checkpoint["config"].get("target_lm_head", False), _optimizer(checkpoint))
+    return BegunRun(
+        checkpoint["config"].get("target_lm_head", False),
+        _optimizer(checkpoint),
+        checkpoint.get("metadata", {}).get("init_from"),
+    )
 
 
 def read_checkpoint(out: Path, config: HeadConfig, optimizer: str) -> dict[str, Any] | None:

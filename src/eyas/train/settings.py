@@ -9,6 +9,9 @@ from eyas.errors import InvalidInputError
 
 OPTIMIZERS = ("adamw", "muon")
 
+SEEDS = 2**40
+"""Seeds are below this: each step's own, a million times as large, must fit into 64 bits."""
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -66,8 +69,16 @@ class TrainSettings:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
             raise InvalidInputError(f"optimizer {self.optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}")
-        if min(self.learning_rate, self.matrix_learning_rate) <= 0 or not 0 <= self.ema < 1:
-            raise InvalidInputError(f"learning rates must be above 0 and ema in 0..1, got {self}")
+        for name in ("learning_rate", "matrix_learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidInputError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("warmup", "noise", "regression_weight", "distillation_weight", "unroll_after", "unroll_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidInputError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.ema < 1:
+            raise InvalidInputError(f"ema must be at least 0 and below 1, got {self.ema}")
+        if not 0 <= self.seed < SEEDS:
+            raise InvalidInputError(f"seed must be at least 0 and below {SEEDS}, got {self.seed}")
 
 
 def rate_share(settings: TrainSettings, step: int) -> float:

@@ -7,6 +7,7 @@ Sampling makes them differ; what repeats, rambles or is no text is dropped and c
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -61,7 +62,9 @@ class SynthesisSettings:
         for name in ("count", "max_tokens", "min_characters", "batch"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.temperature > 0:
+        if self.seed < 0:
+            raise InvalidInputError(f"seed must be at least 0, got {self.seed}")
+        if not 0 < self.temperature < math.inf:
             raise InvalidInputError(
                 f"temperature must be above 0, got {self.temperature}: written greedily, all turns would be the same"
             )

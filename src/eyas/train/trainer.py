@@ -242,6 +242,7 @@ class Trainer:
         state = {
             "config": asdict(self.head.config),
             "settings": asdict(self.settings),
+            "metadata": self.metadata,
             "d2t": self.d2t,
             "head": self.head.state_dict(),
             "average": self.average,
