@@ -164,6 +164,9 @@ def test_the_command_reads_the_targets_lm_head(tmp_path: Path, capsys: pytest.Ca
         main([*command, str(tmp_path / "other")])
     assert left.value.code not in (0, None)
     assert "name the model that it was trained for" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, str(tmp_path / "head")])
+    assert "has no lm_head; --target is the model" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ def test_a_good_store_passes(tmp_path: Path) -> None:
     sampled = [replace(document(12, seed=i, index=i), greedy=False) for i in range(2)]
     assert check_store(stored(tmp_path / "sampled", sampled), weights().lm_head) is None
     assert check_store(stored(tmp_path / "none", []), weights().lm_head) is None
+    with pytest.raises(CheckpointError, match=f"hidden size {HIDDEN}, the target's is {HIDDEN + 2}"):
+        check_store(store, torch.zeros(VOCAB, HIDDEN + 2))
 
 
 def test_another_targets_lm_head_is_noticed(tmp_path: Path) -> None:

@@ -136,6 +136,10 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     for engine in engines:
         said = eyas("generate", "w9", "--draft", two / "head", "--engine", engine, "--json", "--compare")
         assert json.loads(said)["identical"] is True
+    assert "device 'nope' cannot be used" in eyas("train", data, "--out", tmp_path / "x", "--device", "nope")
+    (tmp_path / "other").mkdir()
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other" / "state.pt")
+    assert "no checkpoint of a run, it lacks average" in eyas("train", data, "--out", tmp_path / "other")
     assert "num_layers is 2 there" in eyas("train", data, "--out", tmp_path / "x", "--init-from", two / "head")
     assert "is not a directory" in eyas("train", data, "--out", tmp_path / "x", "--init-from", tmp_path / "nowhere")
     assert "threads must be" in eyas("train", data, "--out", tmp_path / "x", "--threads", 0)

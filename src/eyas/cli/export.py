@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from eyas.cli.models import tell
 from eyas.cli.options import notice
+from eyas.errors import CheckpointError
 
 if TYPE_CHECKING:
     from eyas.tree import Floats
@@ -45,4 +46,6 @@ def _lm_head(head: Path, target: str | None) -> Floats:
     source = load_source(target, tell)
     if foreign := trained_for_another(head, source):
         notice(f"{head} was trained for {foreign}, {source.name} has other weights; its lm_head is copied all the same")
+    if source.lm_head_name not in source.tensors:
+        raise CheckpointError(f"{source.name} has no lm_head; --target is the model that the head drafts for")
     return source.tensors.float32(source.lm_head_name)

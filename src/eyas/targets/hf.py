@@ -27,6 +27,7 @@ from transformers import (
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
+from eyas.device import usable_device
 from eyas.errors import CheckpointError, ContextLengthError, InvalidInputError, UnsupportedModelError
 from eyas.memory import available_bytes, require_memory
 from eyas.models import ModelSource
@@ -302,11 +303,7 @@ def load_hf(
             f"the transformers engine computes in {' or '.join(DTYPES)}, not in {dtype!r}; int8 and q4 need the native "
             "engine"
         )
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidInputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    place = usable_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     config = _config(source)

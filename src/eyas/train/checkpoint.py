@@ -15,6 +15,8 @@ from eyas.heads.config import HeadConfig
 from eyas.train.store import writing
 
 FILE = "state.pt"
+PARTS = frozenset({"config", "settings", "d2t", "head", "average", "optimizer", "state"})
+"""What every checkpoint holds."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ def _load(out: Path, mmap: bool = False) -> dict[str, Any] | None:
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error).partition("\n")[0] or repr(error)
         raise CheckpointError(f"{file} cannot be read: {reason}; begin a new run in another directory") from None
+    missing = PARTS - checkpoint.keys() if isinstance(checkpoint, dict) else PARTS
+    if missing:
+        raise CheckpointError(
+            f"{file} is no checkpoint of a run, it lacks {', '.join(sorted(missing))}; begin a new run in another "
+            "directory"
+        )
     return checkpoint
 
 

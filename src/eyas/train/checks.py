@@ -37,6 +37,11 @@ def check_store(store: FeatureStore, lm_head: torch.Tensor, sample: int = SAMPLE
     chosen = sorted({int(index) for index in np.linspace(0, len(store) - 1, sample)}) if len(store) else []
     for index in chosen:
         document = store[index]
+        if document.final.shape[1] != lm_head.shape[1]:
+            raise CheckpointError(
+                f"{store.path} holds features of a model of hidden size {document.final.shape[1]}, the target's is "
+                f"{lm_head.shape[1]}; the answers were made by another model"
+            )
         highest = max(int(document.ids.max()), document.last)
         if highest >= vocab_size:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
+from eyas.device import usable_device
 from eyas.errors import EyasError, InvalidInputError
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def joined(device: str | None) -> Iterator[Processes]:
         wants_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
         device = "cuda" if torch.cuda.is_available() and not wants_cpu else "cpu"
     if started == 1:
-        yield Processes(torch.device(device))
+        yield Processes(usable_device(device))
         return
     if ":" in device:
         raise InvalidInputError(
