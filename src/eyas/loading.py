@@ -19,8 +19,9 @@ from eyas.targets.base import Target
 from eyas.text import TextTokenizer
 
 ENGINES = ("auto", "native", "transformers")
-DEFAULT_HEAD = Path(__file__).parent / "data" / "smollm2-135m-eagle"
-SHIPPED_HEADS = {"default": DEFAULT_HEAD, "eagle2": DEFAULT_HEAD}
+DATA = Path(__file__).parent / "data"
+DEFAULT_HEAD = DATA / "smollm2-135m-eagle3"
+SHIPPED_HEADS = {"default": DEFAULT_HEAD, "eagle2": DATA / "smollm2-135m-eagle", "eagle3": DEFAULT_HEAD}
 """Heads that come with Eyas, all for the default model, by the names a user gives."""
 MAX_THREADS = 1024
 """More than any machine gains from, fewer than any refuses to start."""
