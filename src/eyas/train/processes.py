@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TypeVar
 
 import torch
@@ -125,6 +126,10 @@ def joined(device: str | None) -> Iterator[Processes]:
         )
     from accelerate import PartialState
 
+    # Functions of this module have the group as a default argument, whatever group there is when it is first imported.
+    # Making an optimiser imports it. Were that after the group is made, the group would outlive its destruction below,
+    # and gloo's threads with it; one that still holds a tensor while Python shuts down aborts the process.
+    import_module("torch.distributed.nn.functional")
     state = PartialState(cpu=device == "cpu")
     if state.num_processes != started or state.device.type != device:
         raise InvalidInputError(
