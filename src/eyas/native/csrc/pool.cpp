@@ -27,6 +27,10 @@ inline void wait_change(std::atomic<uint32_t>& word, uint32_t old, int spins) {
 
 constexpr int kSpins = 3000;  // some 30-60 microseconds
 
+// notify_all() calls the kernel only if it sees a sleeper counted, and libstdc++ reads that count by a plain load, which may
+// overtake a mere release store. A thread that falls asleep in between saw the old value, is not seen, and sleeps for ever.
+constexpr auto kBeforeNotify = std::memory_order_seq_cst;
+
 }  // namespace
 
 Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
@@ -35,7 +39,7 @@ Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
 
 Pool::~Pool() {
   stop_.store(true, std::memory_order_relaxed);
-  job_.fetch_add(1, std::memory_order_release);
+  job_.fetch_add(1, kBeforeNotify);
   job_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
@@ -45,7 +49,7 @@ void Pool::run_raw(Function function, void* context) {
   function_ = function;
   context_ = context;
   if (threads_ > 1) {
-    job_.fetch_add(1, std::memory_order_release);
+    job_.fetch_add(1, kBeforeNotify);
     job_.notify_all();
   }
   function(context, 0);
@@ -68,7 +72,7 @@ void Pool::barrier() {
   uint32_t phase = phase_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == uint32_t(threads_)) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    phase_.store(phase + 1, kBeforeNotify);
     phase_.notify_all();
   } else {
     wait_change(phase_, phase, kSpins);
