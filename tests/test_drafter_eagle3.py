@@ -244,7 +244,8 @@ def test_sampling_with_a_random_head_is_repeatable(files: tuple[Path, Path], eng
 def test_the_target_must_give_the_levels_that_the_head_reads(files: tuple[Path, Path]) -> None:
     model, head = files
     assert feature_levels(str(head)) == 3
-    assert feature_levels("default") == feature_levels("none") == feature_levels(None) == 1
+    assert feature_levels("default") == feature_levels("eagle3") == 3
+    assert feature_levels("eagle2") == feature_levels("none") == feature_levels(None) == 1
     with pytest.raises(CheckpointError, match="is not a directory"):
         feature_levels(str(head / "nowhere"))
     loaded = load_target(str(model), engine="transformers", dtype="float32")
