@@ -13,7 +13,7 @@ import pytest
 from eyas import native
 from eyas.cli import main
 from eyas.models import load_source
-from support.table_cli import VOCAB, table_tokenizer
+from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
 FAST = ("--max-tokens", "24", "--ignore-eos")
@@ -28,15 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory."""
     path = tmp_path_factory.mktemp("model")
     tiny_llama(vocab_size=VOCAB, hidden_size=64, max_positions=256).save_pretrained(path)
-    save_tokenizer(path)
+    save_table_tokenizer(path)
     return path
-
-
-def save_tokenizer(path: Path) -> None:
-    tokenizer = table_tokenizer()
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    assert tokenizer.chat_template is not None
-    (path / "chat_template.jinja").write_text(tokenizer.chat_template)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def test_weights_in_every_layout_answer_teach_and_run(
     path = tmp_path / "model"
     path.mkdir()
     save(tiny_llama(vocab_size=VOCAB, hidden_size=64, max_positions=256, tied=tied), path)
-    save_tokenizer(path)
+    save_table_tokenizer(path)
     assert len([*path.glob("*.safetensors"), *path.glob("*.bin")]) >= files
     store, run = tmp_path / "store", tmp_path / "run"
     target = ("--target", str(path), "--threads", "1")

@@ -27,7 +27,7 @@ from eyas.policies.base import Candidates
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from support.answers import answer
-from support.table_cli import VOCAB, table_tokenizer
+from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
 H, V = 16, 40
@@ -198,10 +198,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     """A model of six layers, and a random head for it."""
     path = tmp_path_factory.mktemp("files")
     tiny_llama(vocab_size=VOCAB, hidden_size=64, num_layers=6).save_pretrained(path / "model")
-    tokenizer = table_tokenizer()
-    tokenizer.backend.save(str(path / "model" / "tokenizer.json"))
-    assert tokenizer.chat_template is not None
-    (path / "model" / "chat_template.jinja").write_text(tokenizer.chat_template)
+    save_table_tokenizer(path / "model")
     config = Eagle3Config(64, 96, 4, 2, 16, VOCAB, draft_vocab_size=30, target_lm_head=request.param)
     ids = list(range(0, 2 * 15, 2)) + list(range(30, 45))
     save_eagle3(path / "head", config, head_arrays(lively_head(config)), d2t=offsets(ids))

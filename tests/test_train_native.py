@@ -27,7 +27,7 @@ from eyas.train.native import native_drafter
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.eagle import EagleRecipe
 from eyas.train.store import Document
-from support.table_cli import VOCAB, table_tokenizer
+from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
 H = 64
@@ -50,10 +50,7 @@ CONFIGS: dict[str, HeadConfig] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     tiny_llama(vocab_size=VOCAB, hidden_size=H, num_layers=8, tied=False).save_pretrained(path)
-    tokenizer = table_tokenizer()
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    assert tokenizer.chat_template is not None
-    (path / "chat_template.jinja").write_text(tokenizer.chat_template)
+    save_table_tokenizer(path)
     return path
 
 

@@ -25,7 +25,7 @@ from eyas.train import trainer as trainer_module
 from eyas.train.processes import LAUNCHED, Processes, joined
 from eyas.train.settings import TrainSettings
 from eyas.train.trainer import HELD_OUT_EVERY, Trainer
-from support.table_cli import VOCAB, table_tokenizer
+from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
 STEPS, HALF = 10, 5
@@ -198,10 +198,7 @@ def test_the_script_trains_both_heads(tmp_path: Path) -> None:
     """A handful of prompts, few steps, each head by two processes that accelerate launches."""
     model = tmp_path / "model"
     tiny_llama(vocab_size=VOCAB, hidden_size=64, num_layers=6).save_pretrained(model)
-    tokenizer = table_tokenizer()
-    tokenizer.backend.save(str(model / "tokenizer.json"))
-    assert tokenizer.chat_template is not None
-    (model / "chat_template.jinja").write_text(tokenizer.chat_template)
+    save_table_tokenizer(model)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"w{9 + i} w{10 + i}"]}) + "\n" for i in range(8)))
     environment = {

@@ -22,7 +22,7 @@ from eyas.errors import CheckpointError
 from eyas.heads.config import HeadConfig
 from eyas.train.settings import TrainSettings
 from eyas.train.trainer import Trainer
-from support.table_cli import VOCAB, table_tokenizer
+from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
 FEW = TrainSettings(steps=2, rows=2, row_size=24, warmup=1, noise=0.0, evaluate_every=100)
@@ -106,10 +106,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     """A head of two layers is trained, trained on from its weights, and drafts on both engines."""
     model = tmp_path / "model"
     tiny_llama(vocab_size=VOCAB, hidden_size=64).save_pretrained(model)
-    tokenizer = table_tokenizer()
-    tokenizer.backend.save(str(model / "tokenizer.json"))
-    assert tokenizer.chat_template is not None
-    (model / "chat_template.jinja").write_text(tokenizer.chat_template)
+    save_table_tokenizer(model)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"w{9 + i} w{10 + i}"]}) + "\n" for i in range(8)))
 

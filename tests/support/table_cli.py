@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -25,6 +26,12 @@ def table_tokenizer() -> TextTokenizer:
     backend = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[-1]))
     backend.pre_tokenizer = WhitespaceSplit()
     return TextTokenizer(backend, TEMPLATE)
+
+
+def save_table_tokenizer(model: Path) -> None:
+    """Put it beside the weights in the directory ``model``."""
+    table_tokenizer().backend.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Draft heads for SGLang and vLLM.
 
 Both take the published layout with their own name of the architecture, and both use the target's embedding and, for
-EAGLE-1/2, its lm_head.
-Where they differ from it and from each other is said here:
+EAGLE-1/2, its lm_head. Where they differ from it and from each other is said here:
 
 * In a head's ``config.json`` ``bias`` means a bias of fc to the published code. To both engines it means biases of all
   four attention projections, so it is always false here, and ``qkv_bias`` says what there is.

@@ -16,7 +16,7 @@ from eyas import native
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import Eagle3Config
 from eyas.heads.rope import rotary_frequencies
-from eyas.native.config import weight_type
+from eyas.native.config import ACTIVATIONS, weight_type
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
 from eyas.targets.native import NativeTarget
@@ -45,7 +45,7 @@ class NativeEagleDrafter:
         self, checkpoint: EagleCheckpoint | Eagle3Checkpoint, target: NativeTarget, *, dtype: str = "auto"
     ) -> None:
         config, info = checkpoint.config, target.info
-        if config.hidden_act not in ("silu", "swish"):
+        if config.hidden_act not in ACTIVATIONS:
             raise UnsupportedModelError(f"the native engine has no activation {config.hidden_act!r}, only silu")
         self.feature_levels = config.FEATURE_LEVELS if isinstance(config, Eagle3Config) else 1
         if info.feature_levels != self.feature_levels:

@@ -15,6 +15,8 @@ from eyas.heads.rope import rotary_frequencies
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 WEIGHT_TYPES = ("float32", "bfloat16", "int8", "q4")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
+ACTIVATIONS = ("silu", "swish")
+"""Two names of the one activation there is."""
 
 _NEEDED = {
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
@@ -45,7 +47,7 @@ def core_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise UnsupportedModelError(f"the native engine runs {', '.join(MODEL_TYPES)} models, not {kind!r}")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+    if config.get("hidden_act", "silu") not in ACTIVATIONS:
         raise UnsupportedModelError(f"the native engine has no activation {config['hidden_act']!r}, only silu")
     if config.get("mlp_bias"):
         raise UnsupportedModelError("the native engine has no biases in the MLP (mlp_bias)")

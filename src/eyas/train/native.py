@@ -13,6 +13,7 @@ from eyas.errors import NotEnoughMemoryError
 from eyas.heads.config import Eagle3Config, HeadConfig
 from eyas.heads.layers import DraftHead, head_arrays
 from eyas.models import ModelSource
+from eyas.native.config import ACTIVATIONS
 from eyas.targets.native import NativeTarget
 from eyas.train.evaluate import MakeDrafter
 from eyas.tree import Ints
@@ -27,11 +28,8 @@ def native_drafter(source: ModelSource, config: HeadConfig, *, threads: int, dty
         config: shape of the heads.
         dtype: weight type of the target, which that of the head follows.
     """
-    if (
-        not native.available()
-        or not native.supports(source.config, dtype)
-        or config.hidden_act not in ("silu", "swish")
-    ):
+    runs = native.available() and native.supports(source.config, dtype) and config.hidden_act in ACTIVATIONS
+    if not runs:
         return None
     eagle3 = isinstance(config, Eagle3Config)
     layers = min(source.config["num_hidden_layers"], 6 if eagle3 else 1)
