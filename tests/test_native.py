@@ -24,7 +24,7 @@ TYPES = ["float32", "bfloat16", "int8"]
 # Relative error of the logits against float64 on these tiny random models, whose three layers amplify rounding.
 TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-2, "int8": 0.1}
 # Kernels with dot-product instructions round activations, to bfloat16 or to 8 bits, as well as weights.
-ROUNDS_ACTIVATIONS = {"avx512_dot"}
+ROUNDS_ACTIVATIONS = {"avx512_dot", "amx"}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -102,7 +102,8 @@ void check_products(const Kernels& kernels, const Kernels& portable) {
         const std::vector<float> got = product(kernels, type.type, w, x, m);
         const double off = error(got, {wanted.begin(), wanted.begin() + size_t(m) * n});
         // Sets with dot products round activations.
-        const bool rounds = std::string(kernels.name) == "avx512_dot" && type.type != Type::f32;
+        const std::string name = kernels.name;
+        const bool rounds = (name == "avx512_dot" || name == "amx") && type.type != Type::f32;
         expect(off < (rounds ? 2e-2 : 2e-6), what, off);
         const std::vector<float> all = product(kernels, type.type, w, x, most);
         expect(!std::memcmp(got.data(), all.data(), got.size() * 4), what + ": bits depend on the rows beside it");

@@ -57,7 +57,7 @@ def profile(
 
     Returns:
         ``bandwidth_gb_s`` and ``peak_gflop_s`` (multiply-adds in registers: float32, or
-        bfloat16 where the kernels have its dot product), median and best; ``weights``:
+        bfloat16 where the kernels have products of it), median and best; ``weights``:
         per type ``bytes`` of weights read per pass, ``cache_bytes`` of K/V read beside them, ``limit_ms`` (both over
         the bandwidth), ``forward_ms`` {M: ms}, ``share_of_bandwidth`` (limit over the first forward),
         ``share_of_peak`` (of the largest M), ``prefill_tokens_s``, ``draft_level_ms`` (None without a head); what was
@@ -120,6 +120,7 @@ def _time_target(
     for repeat in range(repeats + 1):
         bandwidths.append(core.read_bandwidth(target.pool, 256, 1))
         peaks.append(core.peak_flops(target.pool, 500_000, 1))
+        target.verify([(cache, trees[rows[0]])])  # measuring has emptied the caches, as no earlier pass would
         for m, tree in trees.items():
             seconds = _seconds(lambda tree=tree: target.verify([(cache, tree)]))  # type: ignore[misc]
             if repeat:  # the first round warms up
@@ -169,7 +170,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """The figures as plain text."""
-    operands = "bfloat16" if result["kernels"].endswith("_dot") else "float32"
+    operands = "bfloat16" if result["kernels"] in ("amx", "avx512_dot") else "float32"
     lines = [
         f"{result['model']}, context {result['context']}, {result['threads']} threads, {result['kernels']} kernels",
         f"reads {result['bandwidth_gb_s']:.1f} GB/s, computes {result['peak_gflop_s']:.0f} GFLOP/s ({operands})",

@@ -1,5 +1,10 @@
 #include <cstring>
 
+#ifdef EYAS_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #ifdef EYAS_NEON
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -15,12 +20,27 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512DotKernels;
 #endif
+#ifdef EYAS_AMX
+extern const Kernels kAmxKernels;
+#endif
 #ifdef EYAS_NEON
 extern const Kernels kNeonKernels;
 extern const Kernels kNeonDotKernels;
 #endif
 
 namespace {
+
+#ifdef EYAS_AMX
+// Whether there are tiles for bfloat16 and bytes, and Linux lets this process use them: they enlarge what is saved of a
+// thread, so it wants to be asked.
+bool has_tiles() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return (d & wanted) == wanted && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 int runnable(const Kernels** sets) {  // best first
   int n = 0;
@@ -34,8 +54,12 @@ int runnable(const Kernels** sets) {  // best first
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #ifndef EYAS_SIMDE
-  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
-    sets[n++] = &kAvx512DotKernels;
+  const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+#ifdef EYAS_AMX
+  static const bool tiles = has_tiles();
+  if (dot && tiles) sets[n++] = &kAmxKernels;
+#endif
+  if (dot) sets[n++] = &kAvx512DotKernels;
   if (avx512) sets[n++] = &kAvx512Kernels;
 #endif
   if (avx2) sets[n++] = &kAvx2Kernels;

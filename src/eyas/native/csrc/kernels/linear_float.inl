@@ -97,9 +97,9 @@ struct FloatFormat {
   }
 };
 
-template <class T>
+template <class T, auto product = multiply<T>>
 constexpr Format float_format(Type type) {
-  return {type, T::panel_bytes, T::row_bytes, T::prepare, multiply<T>, T::pack, nullptr, T::unpack};
+  return {type, T::panel_bytes, T::row_bytes, T::prepare, product, T::pack, nullptr, T::unpack};
 }
 
 }  // namespace
