@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eyas.drafters.base import Drafter, begin
+from eyas.drafters.base import Drafter, DrawingSession, begin
+from eyas.draws import Draws
 from eyas.errors import ContextLengthError, InvalidInputError
 from eyas.metrics import Stats, Stopwatch
 from eyas.policies import DynamicPolicy, TreePolicy
@@ -78,6 +79,7 @@ def generate(
     *,
     policy: TreePolicy | None = None,
     gate: Gate | None = None,
+    draw: bool = True,
     params: SamplingParams | None = None,
     stop: StopParams | None = None,
     tokenizer: TextTokenizer | None = None,
@@ -91,6 +93,7 @@ def generate(
         prompt: T >= 1 token ids, the whole conversation so far.
         policy: how the draft tree grows; EAGLE-2 with its defaults where None.
         gate: switches drafting off for a while where it does not pay; where None, every cycle drafts.
+        draw: for sampled answers let drafters that can draw their children, instead of proposing the likeliest.
         params: how tokens are chosen; greedy where None.
         stop: when the answer ends; at EOS or the context limit where None.
         tokenizer: for text and stop strings.
@@ -104,11 +107,17 @@ def generate(
     request = Request(
         session.target.info, prompt, params or SamplingParams(), stop or StopParams(), tokenizer, logprobs, rng
     )
-    return _run(session, prompt, policy or DynamicPolicy(), gate, request)
+    draws = request.draws if draw else None
+    return _run(session, prompt, policy or DynamicPolicy(), gate, draws, request)
 
 
 def _run(
-    session: Session, prompt: Sequence[int], policy: TreePolicy, gate: Gate | None, request: Request
+    session: Session,
+    prompt: Sequence[int],
+    policy: TreePolicy,
+    gate: Gate | None,
+    draws: Draws | None,
+    request: Request,
 ) -> Iterator[Step]:
     watch = Stopwatch()
     purse = gate.new_purse() if gate is not None else None
@@ -122,7 +131,7 @@ def _run(
         watch.lap()  # the caller's time between steps is not ours
         trace = PolicyTrace(policy)
         drafts = purse is None or purse.drafts
-        tree = session.propose(trace, max_depth=request.remaining - 1 if drafts else 0)
+        tree = session.propose(trace, max_depth=request.remaining - 1 if drafts else 0, draws=draws)
         drafting = watch.lap()
         (output,) = session.target.verify([(session.cache, tree)])
         verifying = watch.lap()
@@ -197,10 +206,12 @@ class Session:
             self.draft.commit(fresh[1:], output.features[:-1])
         return output
 
-    def propose(self, policy: TreePolicy, max_depth: int) -> DraftTree:
-        """A tree below the last committed token."""
+    def propose(self, policy: TreePolicy, max_depth: int, draws: Draws | None = None) -> DraftTree:
+        """A tree below the last committed token; drawn where ``draws`` says how and the drafter can."""
         if self.draft is None or max_depth < 1:
             return DraftTree.root_only(self.tokens[-1])
+        if draws is not None and isinstance(self.draft, DrawingSession):
+            return self.draft.propose_drawn(self.tokens[-1], policy, max_depth, draws)
         return self.draft.propose(self.tokens[-1], policy, max_depth)
 
     def commit(self, tokens: Sequence[int], features: Features, path: Sequence[int] = ()) -> None:
@@ -242,6 +253,11 @@ class Request:
         self._logprobs = logprobs
         self._emitted = 0  # characters of text handed out
         self.stats = Stats()
+
+    @property
+    def draws(self) -> Draws | None:
+        """How draft tokens may be drawn; None for greedy answers."""
+        return None if self._sampler.params.greedy else Draws(self._sampler.params, self._rng)
 
     @property
     def remaining(self) -> int:

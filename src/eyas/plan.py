@@ -22,7 +22,7 @@ from eyas.errors import InvalidInputError
 from eyas.policies import POLICIES, DynamicPolicy, StaticPolicy, TreePolicy, make_policy
 from eyas.policies.gate import Gate
 from eyas.policies.sequoia import sequoia
-from eyas.profile import GRAFT, Profile, ProfileKey, load_profile, profiles_directory
+from eyas.profile import DRAWN, GRAFT, Profile, ProfileKey, load_profile, profiles_directory
 from eyas.targets.base import Target
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class DraftSettings:
         policy: one of ``CHOICES``.
         template: JSON file with the rank paths of a static tree.
         graft: whether n-grams join the drafter's tree; None leaves it to ``auto`` and is no anywhere else.
+        draw: for sampled answers, whether draft tokens are drawn from the drafter's distribution or are its likeliest;
+            None: drawn, unless ``eyas tune`` found something faster or the policy goes by what it measured.
         num_steps, topk, num_draft_tokens: the budget; what is None comes from the policy, or from the profile.
         profile: a certain profile instead of the one at the usual place.
 
@@ -63,6 +65,7 @@ class DraftSettings:
     policy: str = "auto"
     template: Path | None = None
     graft: bool | None = None
+    draw: bool | None = None
     num_steps: int | None = None
     topk: int | None = None
     num_draft_tokens: int | None = None
@@ -88,6 +91,8 @@ class DraftSettings:
             raise InvalidInputError(f"--draft none decodes plainly; leave out {' and '.join([*asked, *self.budget])}")
         if self.graft and self.draft in ("none", "ngram"):
             raise InvalidInputError(f"--graft joins n-grams to another drafter's tree, got --draft {self.draft}")
+        if self.graft and self.draw:
+            raise InvalidInputError("--draw excludes --graft, which cuts a tree down by what its tokens are")
 
     @property
     def budget(self) -> dict[str, Any]:
@@ -105,12 +110,14 @@ class DraftPlan:
         drafter: None decodes plainly.
         policy: how trees grow.
         gate: when drafting rests; None: never.
+        draw: whether sampled answers draw their draft tokens, where the drafter can.
     """
 
     name: str
     drafter: Drafter | None
     policy: TreePolicy
     gate: Gate | None = None
+    draw: bool = True
 
 
 PLAIN = DraftPlan("none", None, DynamicPolicy())
@@ -149,13 +156,20 @@ class Planner:
             base = self._fastest(graft)
             if base == "none":
                 return PLAIN
+            if base.endswith(DRAWN):
+                drawn = self.profile.dynamic_drawn() if self.profile else None
+                assert drawn is not None
+                return DraftPlan(base, self.drafter, drawn, gate)
             graft = base.endswith(GRAFT) or bool(graft)
             base = base.removesuffix(GRAFT)
         policy = self._policy(base)
         if graft:
             ngram = self.profile.ngram() if self.profile else NgramDrafter()
-            return DraftPlan(base + GRAFT, GraftedDrafter(self.drafter, ngram), policy, gate)
-        return DraftPlan(base, self.drafter, policy, gate)
+            return DraftPlan(base + GRAFT, GraftedDrafter(self.drafter, ngram), policy, gate, draw=False)
+        draw = self.settings.draw
+        if draw is None:  # what was measured was measured of the likeliest
+            draw = base not in MEASURED and (self.profile is None or name != "auto" or bool(self.settings.budget))
+        return DraftPlan(base, self.drafter, policy, gate, draw)
 
     @property
     def costs(self) -> CostTable:
@@ -169,7 +183,7 @@ class Planner:
             return "dynamic"
         if graft and not any(check.policy.endswith(GRAFT) for check in self.profile.checks):
             return self.profile.fastest(False)
-        return self.profile.fastest(graft)
+        return self.profile.fastest(graft, draw=self.settings.draw)
 
     def _policy(self, name: str) -> TreePolicy:
         budget, profile = self.settings.budget, self.profile

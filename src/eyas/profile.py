@@ -22,6 +22,7 @@ from eyas.fetch import cache_directory
 from eyas.native import default_threads
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
+from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import Acceptance, as_acceptance
 from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
@@ -31,6 +32,9 @@ FORMAT = 2
 
 GRAFT = "+graft"
 """Behind a policy's name: n-grams join the drafter's tree."""
+
+DRAWN = "+drawn"
+"""Behind a policy's name: draft tokens are drawn from the drafter's distribution (sampled answers only)."""
 
 CHECKED = ("none", "budgeted", "dynamic", "sequoia")
 """Policies that a tuning measures, with and without ``GRAFT``."""
@@ -105,8 +109,8 @@ class Check:
     """A policy's speed as predicted and as measured afterwards.
 
     Attributes:
-        policy: its name, with ``GRAFT`` behind it where n-grams were grafted.
-        predicted, measured: tokens per second; no prediction for grafted trees.
+        policy: its name, with ``GRAFT`` behind it where n-grams were grafted, ``DRAWN`` where draft tokens were drawn.
+        predicted, measured: tokens per second; no prediction for grafted and drawn trees.
         acceptance_length: tokens per cycle, measured.
         overall: tokens per second that follow for all prompts of the tuning; None where only ``measured`` is known.
     """
@@ -140,6 +144,7 @@ class Profile:
         checks: predictions against measurements.
         reliability: per level, bins of path value and acceptance.
         hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
+        drawn: num_steps, topk, num_draft_tokens of the fastest tree of drawn tokens; None where none was measured.
     """
 
     key: ProfileKey
@@ -154,17 +159,20 @@ class Profile:
     checks: tuple[Check, ...] = ()
     reliability: tuple[tuple[Bin, ...], ...] = ()
     hit_rates: tuple[float, ...] = ()
+    drawn: tuple[int, int, int] | None = None
 
-    def fastest(self, graft: bool | None = None) -> str:
+    def fastest(self, graft: bool | None = None, *, draw: bool | None = None) -> str:
         """Name of the policy found to be the fastest, "none" for plain decoding.
 
         Args:
             graft: whether n-grams are grafted; where None, whichever is faster.
+            draw: whether draft tokens are drawn; likewise.
         """
         checks = [
             check
             for check in self.checks
-            if graft is None or check.policy == "none" or check.policy.endswith(GRAFT) == graft
+            if check.policy == "none"
+            or (graft in (None, check.policy.endswith(GRAFT)) and draw in (None, check.policy.endswith(DRAWN)))
         ]
         if not checks:
             return "budgeted" if self.budgeted().drafts else "none"
@@ -191,6 +199,10 @@ class Profile:
         if self.best is None:
             return None
         return self.best.policy
+
+    def dynamic_drawn(self) -> TreePolicy | None:
+        """The policy of the fastest tree of drawn tokens; None: none was measured."""
+        return DynamicPolicy(*self.drawn) if self.drawn else None
 
     def sequoia(self) -> TreePolicy | None:
         """The best fixed tree; None: decode plainly."""
@@ -225,6 +237,7 @@ class Profile:
                 checks=tuple(Check(**check) for check in values["checks"]),
                 reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
                 hit_rates=tuple(values["hit_rates"]),
+                drawn=tuple(values["drawn"]) if values.get("drawn") else None,
             )
             profile._try_policies()
         except InvalidInputError:
@@ -235,16 +248,18 @@ class Profile:
 
     def _try_policies(self) -> None:
         """Make everything that can be planned with: what is wrong shows when a profile is read, not in an answer."""
-        setting = self.best.setting if self.best else ()
+        setting = (*(self.best.setting if self.best else ()), *(self.drawn or ()))
         sizes = [*setting, *(1 + rank for path in self.template for rank in path)]
         if not all(isinstance(size, int) and 1 <= size < CURVE for size in sizes):
             raise InvalidInputError(f"settings and ranks are below {CURVE}, got {setting} and {self.template}")
         if not math.isfinite(ms := self.costs.cycle((1, 1), 1)):
             raise InvalidInputError(f"a cycle takes {ms} ms")
         for check in self.checks:
-            if check.policy.removesuffix(GRAFT) not in CHECKED:
+            if check.policy.removesuffix(GRAFT).removesuffix(DRAWN) not in CHECKED:
                 raise InvalidInputError(f"{check.policy!r} was measured, which is not among {', '.join(CHECKED)}")
-        for make in (self.budgeted, self.dynamic, self.sequoia, self.ngram, self.fastest):
+            if check.policy.endswith(DRAWN) and self.drawn is None:
+                raise InvalidInputError(f"{check.policy!r} was measured, but its tree is missing")
+        for make in (self.budgeted, self.dynamic, self.dynamic_drawn, self.sequoia, self.ngram, self.fastest):
             make()
 
 

@@ -2,7 +2,8 @@
 
 Both greedy and sampled answers can be recorded. A draft token is right where the answer went on with it: for greedy
 answers that is what the verifier accepts; for sampled ones the verifier accepts a token as often as the target gives
-it, so an answer that was sampled accepts in expectation what the verifier would.
+it, so an answer that was sampled accepts in expectation what the verifier would. (Draft tokens that are drawn are
+accepted more often than an answer happens to agree with them: of those a recording knows nothing.)
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def record(
                 Session(target, drafter),
                 prompt,
                 policy=policy,
+                draw=False,
                 params=params,
                 stop=StopParams(max_tokens=max_tokens),
             )

@@ -147,11 +147,12 @@ def random_tree(rows: int, vocab_size: int, rng: np.random.Generator) -> DraftTr
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to answer. Without a drafter: plain decoding."""
+    """A way to answer. Without a drafter: plain decoding. ``draw``: sampled answers draw their draft tokens."""
 
     name: str
     drafter: Drafter | None = None
     policy: TreePolicy | None = None
+    draw: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ def race(
             Session(target, contender.drafter),
             prompts[number],
             policy=contender.policy,
+            draw=contender.draw,
             params=params,
             stop=StopParams(max_tokens=limit),
             rng=np.random.default_rng([0, number]),  # every repeat draws the same

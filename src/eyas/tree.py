@@ -7,7 +7,8 @@ of float32 log-probabilities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +23,23 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """What the children of one node were drawn from, one after the other, none twice.
+
+    Attributes:
+        weights: [D] float32 >= 0, the distribution of the first draw.
+        token_ids: [D] int64 the tokens that the weights are of; None: all ids, in order.
+        tokens: every token drawn, in order, whether it is in the tree or not.
+        places: their indices into ``weights``.
+    """
+
+    weights: Floats
+    token_ids: Ints | None
+    tokens: Sequence[int]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """N nodes, parents before children. Depths, mask and positions are derived, never stored twice.
 
@@ -29,11 +47,13 @@ class DraftTree:
         tokens: [N] int64, the root's token first.
         parents: [N] int64, ``parents[0] == -1`` and ``0 <= parents[i] < i``.
         log_values: [N] float32, log of the path value V; 0 for the root.
+        proposals: node -> what its children were drawn from; nodes that are not there have children that were chosen.
     """
 
     tokens: Ints
     parents: Ints
     log_values: Floats
+    proposals: Mapping[int, Proposal] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self.tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from eyas.costs import CostTable, TimedCycle, with_whole_cycles
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, DrawingSession
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.drafters.ngram import NgramDrafter, measured_hit_rates
 from eyas.errors import InvalidInputError
@@ -19,7 +19,7 @@ from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
-from eyas.profile import GRAFT, Check, Profile, ProfileKey
+from eyas.profile import DRAWN, GRAFT, Check, Profile, ProfileKey
 from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
@@ -27,6 +27,10 @@ from eyas.timing import FRESH, Clock, Contender, CostProbe, Finish, race
 
 TuneProgress = Callable[[str, float], object]
 """Told what is going on and which share of the whole is done, 0 to 1."""
+
+DRAWN_TREES = ((2, 1, 2), (3, 2, 4), (4, 3, 8), (5, 4, 12), (6, 4, 20), (6, 8, 31))
+"""num_steps, topk, num_draft_tokens of the trees of drawn tokens that are tried, where answers are sampled: what they
+bring is measured, not predicted."""
 
 SETTLING = 6
 """Rounds in which the budgeted policy's rate finds itself; it moves by less than a percent after three."""
@@ -165,13 +169,19 @@ def tune(
 
     ours = contenders(chosen, drafter)
     points = strongest(chosen.grid)
-    raced = [*ours, *(Contender("grid", drafter, point.policy) for point in points)]
+    sampled = params is not None and not params.greedy
+    drawn = drawn_trees(effort) if sampled and isinstance(drafter.new_session(), DrawingSession) else []
+    raced = [
+        *ours,
+        *(Contender("grid", drafter, point.policy) for point in points),
+        *(Contender(f"dynamic{DRAWN}", drafter, DynamicPolicy(*tree), draw=True) for tree in drawn),
+    ]
     finishes = run(raced, effort.races, "checking predictions", 0.45, 0.55)
     part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
     predicted = predictions(part, raced, finishes, probe.costs())
     tried = {
         point.setting: (finish.rate / 1000, rate and rate / 1000)
-        for point, rate, finish in zip(points, predicted[len(ours) :], finishes[len(ours) :], strict=True)
+        for point, rate, finish in zip(points, predicted[len(ours) :], finishes[len(ours) :], strict=False)
     }
     # What was raced stays chosen; its prices are those of the race.
     costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))
@@ -179,6 +189,11 @@ def tune(
         Check(each.name, rate, finish.rate, finish.acceptance_length)
         for each, rate, finish in zip(ours, predicted, finishes, strict=False)
     ]
+    best_drawn = None
+    if drawn:
+        place = max(range(len(drawn)), key=lambda number: finishes[number - len(drawn)].rate)
+        best_drawn, finish = drawn[place], finishes[place - len(drawn)]
+        checks.append(Check(f"dynamic{DRAWN}", None, finish.rate, finish.acceptance_length))
     everywhere = {each.name: 1000 * replay(recording, each.policy, costs).rate for each in ours}
     final = choose(recording, costs, key, largest, walked)
     grid = {
@@ -192,6 +207,7 @@ def tune(
         best=chosen.best and grid[chosen.best.setting],
         template=chosen.template,
         hit_rates=chosen.hit_rates,
+        drawn=best_drawn,
         grid=tuple(grid.values()),
         checks=tuple(over_all(checks, everywhere)),
     )
@@ -220,6 +236,13 @@ def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
     return found
 
 
+def drawn_trees(effort: Effort) -> list[tuple[int, int, int]]:
+    """The trees of drawn tokens within the bounds of an effort."""
+    most = max(effort.rows) - 1
+    trees = ((min(steps, effort.num_steps), min(k, effort.topk), min(m, most)) for steps, k, m in DRAWN_TREES)
+    return list(dict.fromkeys(trees))
+
+
 def strongest(points: Sequence[GridPoint]) -> list[GridPoint]:
     """Of a grid, the setting of each depth that is predicted to be the fastest: what is worth measuring."""
     best: dict[int, GridPoint] = {}
@@ -232,7 +255,7 @@ def strongest(points: Sequence[GridPoint]) -> list[GridPoint]:
 def predictions(
     recording: Recording, raced: Sequence[Contender], finishes: Sequence[Finish], costs: CostTable
 ) -> list[float | None]:
-    """Tokens per second of each contender, by replay; None where guesses are mixed in that the recording does not know.
+    """Tokens per second of each contender, by replay; None where there are guesses that the recording does not know.
 
     The prompts are dealt into two halves, and what is predicted of one rests on whole cycles of the other alone.
 
@@ -247,7 +270,7 @@ def predictions(
         known = with_whole_cycles(costs, _ungrafted(raced, finishes, other or half))
         part = replace(recording, answers=tuple(recording.answers[number] for number in half))
         for which, contender in enumerate(raced):
-            if not contender.name.endswith(GRAFT):
+            if not contender.name.endswith((GRAFT, DRAWN)):
                 expected = replay(part, contender.policy, known)
                 tokens[which] += expected.tokens
                 ms[which] += expected.ms
@@ -257,15 +280,16 @@ def predictions(
 def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[Check]:
     """The checks with what they tell of all prompts. How much fits into the answers of a few prompts is chance, but it
     is much the same chance for what was predicted of them: the prediction for all prompts is put right by what was
-    measured over what was predicted. Grafting gains as much over its policy as it did on the few.
+    measured over what was predicted. Grafting gains as much over its policy as it did on the few, drawing as much over
+    plain decoding.
 
     Args:
-        checks: each grafted one behind the same without grafting.
+        checks: plain decoding first, each grafted one behind the same without grafting.
         everywhere: tokens per second over all prompts, predicted, by name.
     """
     found: dict[str, Check] = {}
     for check in checks:
-        alike = found.get(check.policy.removesuffix(GRAFT))
+        alike = found.get("none" if check.policy.endswith(DRAWN) else check.policy.removesuffix(GRAFT))
         if check.predicted:
             overall: float | None = everywhere[check.policy] * check.measured / check.predicted
         else:
@@ -277,11 +301,11 @@ def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[C
 def _ungrafted(
     raced: Sequence[Contender], finishes: Sequence[Finish], prompts: Sequence[int] | None = None
 ) -> list[TimedCycle]:
-    """The cycles that a cost table speaks of: without the price of n-grams; of some prompts, where given."""
+    """The cycles that a cost table speaks of, without n-grams and without drawing; of some prompts, where given."""
     return [
         cycle
         for contender, finish in zip(raced, finishes, strict=True)
-        if not contender.name.endswith(GRAFT)
+        if not contender.name.endswith((GRAFT, DRAWN))
         for number, answer in enumerate(finish.answers)
         if prompts is None or number in prompts
         for cycle in answer

@@ -1,17 +1,19 @@
 """Which draft tokens survive. Pure functions: the tree, the target's word on its nodes, and randomness come in.
 
 Both verifiers are lossless for any tree whose children were *chosen* without looking at the draws made here: top-k
-lists, reranked trees, fixed templates, oracles.
+lists, reranked trees, fixed templates, oracles. Sampled answers are lossless for children that were *drawn*, too
+(``eyas.draws``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from math import frexp
 
 import numpy as np
 
-from eyas.tree import DraftTree, Floats
+from eyas.tree import Doubles, DraftTree, Floats, Proposal
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,9 @@ def verify_greedy(tree: DraftTree, choice: Callable[[int], int]) -> Acceptance:
 def verify_sampling(tree: DraftTree, distribution: Callable[[int], Floats], rng: np.random.Generator) -> Acceptance:
     """Accept so that every committed token has exactly the target's distribution.
 
-    Each child is a point-mass proposal. At a node with target distribution p the distinct children are tried in
-    order: child x is accepted with probability p(x) / (mass not yet tried); a rejected child's mass is removed.
-    When no child is left, the token is drawn from what remains. Summed over the ways to get there, token x comes
-    out with probability p(x), child or not.
+    At each node the children are tried in order; each trial either accepts its child or leaves a rest of the target's
+    distribution to be met, and whatever comes of the rest, by further children or by drawing from it, token x comes out
+    with probability p(x) in all.
 
     Args:
         tree: N nodes.
@@ -65,28 +66,63 @@ def verify_sampling(tree: DraftTree, distribution: Callable[[int], Floats], rng:
     """
     path = [0]
     while True:
-        weights = distribution(path[-1]).astype(np.float64)  # [V]
-        children = tree.children[path[-1]]
-        accepted = None
-        remaining = weights.sum()
-        tried: set[int] = set()
-        for child in children:
-            token = int(tree.tokens[child])
-            if token in tried:
-                continue
-            tried.add(token)
-            if rng.random() * remaining < weights[token]:
-                accepted = child
-                break
-            weights[token] = 0.0
-            # Summed afresh, not subtracted: no rounding may leave mass where there is none.
-            remaining = weights.sum()
-        if accepted is None:
+        node = path[-1]
+        weights = distribution(node).astype(np.float64)  # [V]
+        children: dict[int, int] = {}  # token -> the first such child, in node order
+        for child in tree.children[node]:
+            children.setdefault(int(tree.tokens[child]), child)
+        proposal = tree.proposals.get(node)
+        if proposal is None:
+            token = try_chosen(list(children), weights, rng)
+        else:
+            token = try_drawn(children.keys(), proposal, weights, rng)
+        if token is None:
             return Acceptance(tuple(path), sample(weights, rng), recovered=bool(children))
-        path.append(accepted)
+        path.append(children[token])
 
 
-def sample(weights: Floats | np.ndarray[tuple[int], np.dtype[np.float64]], rng: np.random.Generator) -> int:
+def try_chosen(tokens: Sequence[int], weights: Doubles, rng: np.random.Generator) -> int | None:
+    """The first of some distinct tokens that is accepted, each a point-mass proposal: x with probability
+    p(x) / (mass not yet tried). The mass of rejected tokens is taken out of ``weights`` [V], in place."""
+    remaining = weights.sum()
+    for token in tokens:
+        if rng.random() * remaining < weights[token]:
+            return token
+        weights[token] = 0.0
+        # Summed afresh, not subtracted: no rounding may leave mass where there is none.
+        remaining = weights.sum()
+    return None
+
+
+def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng: np.random.Generator) -> int | None:
+    """The first drawn token that is accepted: x, drawn from q, with probability min(1, p(x) / q(x)).
+
+    A rejection leaves of p what exceeds q, and of q what is not x: the next token was drawn from that (Leviathan et
+    al., arXiv 2211.17192, theorem 1, once per draw). Drawn tokens that are not in the tree are passed over.
+
+    Args:
+        tokens: those in the tree.
+        proposal: D weights, and what was drawn from them.
+        weights: [V] p, any scale; in place it becomes what is left of it.
+    """
+    scored = slice(None) if proposal.token_ids is None else proposal.token_ids
+    q = proposal.weights.astype(np.float64)  # [D]
+    for token, place in zip(proposal.tokens, proposal.places, strict=True):
+        if token in tokens:
+            # Nothing is divided: p and q keep their sums P and Q, and x is accepted if u < (p(x) / P) / (q(x) / Q).
+            p_sum, q_sum = weights.sum(), q.sum()
+            if rng.random() * (p_sum * q[place]) < weights[token] * q_sum:
+                return token
+            rest = weights * q_sum
+            rest[scored] = np.maximum(rest[scored] - p_sum * q, 0.0)
+            if not rest.any():
+                return token  # p is q but for rounding
+            weights[:] = np.ldexp(rest, -frexp(rest.max())[1])  # a power of two, lest it vanish
+        q[place] = 0.0
+    return None
+
+
+def sample(weights: Floats | Doubles, rng: np.random.Generator) -> int:
     """One index drawn in proportion to ``weights`` [V]; an index of weight zero is never drawn."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))

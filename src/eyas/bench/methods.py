@@ -30,6 +30,9 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "dynamic-no-rerank": {"rerank": False},
     "dynamic-neither": {"value": False, "rerank": False},
 }
+LIKELIEST = "+likeliest"
+"""Behind a method's name: sampled answers, too, propose the drafter's likeliest tokens instead of drawing them."""
+
 METHODS = (BASELINE, *CHOICES, *ABLATIONS)
 """Variants of them: see ``MethodName``."""
 
@@ -70,6 +73,7 @@ class EyasMethod:
                 prompt,
                 policy=self.plan.policy,
                 gate=self.plan.gate,
+                draw=self.plan.draw,
                 params=self.params,
                 stop=stop,
                 tokenizer=self.tokenizer,
@@ -82,11 +86,13 @@ class EyasMethod:
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name in parts: ``base``, ``base@m`` with its own num_draft_tokens, either with ``GRAFT`` behind it."""
+    """A method's name in parts: ``base``, ``base@m`` with its own num_draft_tokens, either with ``GRAFT`` or
+    ``LIKELIEST`` behind it."""
 
     base: str
     num_draft_tokens: int | None = None
     graft: bool = False
+    likeliest: bool = False
 
     @classmethod
     def parse(cls, name: str) -> MethodName:
@@ -95,16 +101,16 @@ class MethodName:
         Raises:
             InvalidInputError: no such method, or a budget that makes no sense.
         """
-        stem = name.removesuffix(GRAFT)
+        stem = name.removesuffix(GRAFT).removesuffix(LIKELIEST)
         base, at, budget = stem.partition("@")
         if base not in METHODS or (at and not budget.isdecimal()) or (base == BASELINE and base != name):
             raise InvalidInputError(
                 f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with "
-                f"num_draft_tokens of its own (dynamic@20) and with {GRAFT}"
+                f"num_draft_tokens of its own (dynamic@20), with {GRAFT} or with {LIKELIEST}"
             )
         if at:
             DraftSettings(num_draft_tokens=int(budget))  # told before anything is loaded
-        return cls(base, int(budget) if at else None, stem != name)
+        return cls(base, int(budget) if at else None, name.endswith(GRAFT), LIKELIEST in name)
 
     @property
     def policy(self) -> str:
@@ -138,6 +144,8 @@ def method_plan(name: str, planner: Planner) -> DraftPlan:
     method = MethodName.parse(name)
     if method.num_draft_tokens is not None:
         planner = replace(planner, settings=replace(planner.settings, num_draft_tokens=method.num_draft_tokens))
+    if method.likeliest:
+        planner = replace(planner, settings=replace(planner.settings, draw=False))
     plan = planner.plan(method.policy)
     if method.base not in ABLATIONS:
         return plan

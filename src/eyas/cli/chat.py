@@ -49,7 +49,14 @@ def chat_command(
         prompt = tokenizer.encode_chat(asked)
         try:
             steps = generate(
-                session, prompt, policy=plan.policy, gate=plan.gate, params=params, stop=stop, tokenizer=tokenizer
+                session,
+                prompt,
+                policy=plan.policy,
+                gate=plan.gate,
+                draw=plan.draw,
+                params=params,
+                stop=stop,
+                tokenizer=tokenizer,
             )
             answer = stream(steps, len(prompt))
         except ContextLengthError as error:

@@ -56,7 +56,14 @@ def generate_command(
         session = Session(loaded.target, plan.drafter)
         until = replace(stop, max_tokens=limit, min_tokens=0) if limit else stop
         steps = generate(
-            session, ids, policy=plan.policy, gate=plan.gate, params=params, stop=until, tokenizer=tokenizer
+            session,
+            ids,
+            policy=plan.policy,
+            gate=plan.gate,
+            draw=plan.draw,
+            params=params,
+            stop=until,
+            tokenizer=tokenizer,
         )
         return collect(steps, len(ids), watch)
 

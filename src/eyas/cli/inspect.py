@@ -45,7 +45,9 @@ def inspect_command(
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
     viewer = Viewer(tokenizer.token_text)
     session = Session(loaded.target, plan.drafter)
-    steps = generate(session, ids, policy=plan.policy, gate=plan.gate, params=params, stop=stop, tokenizer=tokenizer)
+    steps = generate(
+        session, ids, policy=plan.policy, gate=plan.gate, draw=plan.draw, params=params, stop=stop, tokenizer=tokenizer
+    )
     answer = collect(steps, len(ids), viewer.watch)
     cycles = [each if all_candidates else each.without_dropped() for each in viewer.pick(cycle)]
     if svg is not None:

@@ -98,6 +98,15 @@ class DraftOptions:
             show_default=False,
         ),
     ] = None
+    draw: Annotated[
+        bool | None,
+        _drafting(
+            "--draw/--no-draw",
+            help="Where answers are sampled: draw draft tokens from the drafter's distribution, or take its likeliest. "
+            "Default: draw, unless eyas tune found the other to be faster.",
+            show_default=False,
+        ),
+    ] = None
     num_steps: Annotated[
         int | None,
         _drafting(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from eyas.draws import Draws
 from eyas.policies.base import TreePolicy
 from eyas.targets.base import Features
 from eyas.tree import DraftTree
@@ -47,6 +48,15 @@ class WholeTextSession(DraftSession, Protocol):
 
     def begin(self, token: int) -> None:
         """The text begins with ``token``; called before anything else is committed."""
+        ...
+
+
+@runtime_checkable
+class DrawingSession(DraftSession, Protocol):
+    """A session that can also draw children from the drafter's distribution instead of taking the likeliest."""
+
+    def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
+        """As ``propose``, with children drawn."""
         ...
 
 

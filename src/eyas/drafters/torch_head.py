@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.draws import Draws
 from eyas.errors import InvalidInputError
 from eyas.heads.layers import DraftHead, HeadCache, draft_rows
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
@@ -75,9 +76,12 @@ class HeadDrafter(ABC):
         rows = draft_rows(lm_head.detach(), None if d2t is None else d2t.to(lm_head.device))
         return rows.to(self.head.fc.weight)
 
-    def children(self, outputs: Tensor, topk: int) -> Children:
-        """The best ``topk`` next tokens of each output [n, H] of the head; log-softmax in float32."""
+    def children(self, outputs: Tensor, topk: int, draws: Draws | None = None) -> Children:
+        """``topk`` next tokens of each output [n, H] of the head, drawn, or the best; log-softmax in float32."""
         logits = self.logits(outputs).float()  # [n, draft vocab]
+        if draws is not None:
+            ids = None if self.token_ids is None else self.token_ids.cpu().numpy()
+            return draws.children(logits.cpu().numpy(), ids, topk)
         best, rows = logits.topk(min(topk, logits.shape[1]), dim=-1)  # [n, k], best first
         log_probs = best - logits.logsumexp(dim=-1, keepdim=True)
         tokens = rows if self.token_ids is None else self.token_ids[rows]
@@ -130,6 +134,14 @@ class HeadSession:
         Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
         then the bare root, and verifying it brings the next pair.
         """
+        return self._propose(root, policy, max_depth, None)
+
+    @torch.inference_mode()
+    def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
+        """As ``propose``, with children drawn from the head's distribution."""
+        return self._propose(root, policy, max_depth, draws)
+
+    def _propose(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws | None) -> DraftTree:
         if self._tokens and self._tokens[-1] != root:
             raise InvalidInputError(
                 f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
@@ -142,7 +154,7 @@ class HeadSession:
         def score(candidates: Candidates, expanded: Ints) -> Children:
             nonlocal growth
             if growth is None:
-                growth = _Growth(self._drafter, self._cache, self._run_waiting(), policy.topk)
+                growth = _Growth(self._drafter, self._cache, self._run_waiting(), policy.topk, draws)
             return growth(candidates, expanded)
 
         try:
@@ -189,10 +201,13 @@ class _Growth:
     because only children of expanded nodes are candidates; row numbers count from the end of the committed pairs.
     """
 
-    def __init__(self, drafter: HeadDrafter, cache: HeadCache, tip: Tensor, topk: int) -> None:
+    def __init__(
+        self, drafter: HeadDrafter, cache: HeadCache, tip: Tensor, topk: int, draws: Draws | None = None
+    ) -> None:
         self._drafter = drafter
         self._cache = cache
         self._topk = topk
+        self._draws = draws
         self._committed = cache.length
         self._outputs = tip[None]  # [rows + 1, H]: the root's, then one per draft row
         self._output_of = {0: 0}  # candidate -> index into _outputs; its draft row is one less
@@ -201,7 +216,7 @@ class _Growth:
     def __call__(self, candidates: Candidates, expanded: Ints) -> Children:
         """Score the children of candidates of the newest level, all in one pass."""
         if candidates.depth == 0:
-            return self._drafter.children(self._outputs, self._topk)
+            return self._drafter.children(self._outputs, self._topk, self._draws)
         drafter, nodes = self._drafter, expanded.tolist()
         parents = [self._output_of[parent] for parent in candidates.parents[expanded].tolist()]
         for node in nodes:
@@ -216,7 +231,7 @@ class _Growth:
             cache=self._cache,
         )[0]
         self._outputs = torch.cat((self._outputs, out))
-        return drafter.children(out, self._topk)
+        return drafter.children(out, self._topk, self._draws)
 
     def _mask(self, parents: list[int]) -> Tensor:
         """[1, 1, n, committed + rows] additive: all committed pairs, the row's ancestors, itself."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from eyas.tree import Doubles, DraftTree, Floats, Ints
+from eyas.tree import Doubles, DraftTree, Floats, Ints, Proposal
 
 
 @dataclass(frozen=True)
 class Children:
-    """The k most confident children of each of n nodes, best first.
+    """k children of each of n nodes, most confident first.
 
     Attributes:
         tokens: [n, k] int64 target token ids.
         log_probs: [n, k] float32 log confidence given the parent, non-increasing along k.
+        proposals: [n] what the children were drawn from; none where they are the drafter's likeliest.
     """
 
     tokens: Ints
     log_probs: Floats
+    proposals: tuple[Proposal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Candidates:
         log_values: [C] float32, log path value: sum of log_probs from the root down; 0 for the root.
         ranks: [C] int64, 0 for a parent's most confident child, 1 for the next, ...
         levels: offsets of the levels: level d is ``levels[d] : levels[d + 1]``; level 0 is the root.
+        proposals: candidate -> what its children were drawn from, where they were drawn.
         worked_out: what somebody already knows of the first nodes, as (who, values): a calibration leaves its work
             here, and finds it again a level deeper.
     """
@@ -45,6 +48,7 @@ class Candidates:
     log_values: Floats
     ranks: Ints
     levels: tuple[int, ...]
+    proposals: Mapping[int, Proposal] = field(default_factory=dict, compare=False, repr=False)
     worked_out: tuple[object, Doubles] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -69,6 +73,9 @@ class Candidates:
         """A level deeper: ``children`` [n, k] of the nodes ``expanded`` [n], in that order."""
         n, k = children.tokens.shape
         values = self.log_values[expanded, None] + children.log_probs  # [n, k]
+        proposals = self.proposals
+        if children.proposals:
+            proposals = {**proposals, **dict(zip(expanded.tolist(), children.proposals, strict=True))}
         return Candidates(
             tokens=np.concatenate([self.tokens, children.tokens.ravel()]),
             parents=np.concatenate([self.parents, np.repeat(expanded, k)]),
@@ -76,6 +83,7 @@ class Candidates:
             log_values=np.concatenate([self.log_values, values.ravel()]),
             ranks=np.concatenate([self.ranks, np.arange(n * k) % k]),
             levels=(*self.levels, len(self) + n * k),
+            proposals=proposals,
             worked_out=self.worked_out,
         )
 
@@ -141,4 +149,5 @@ def prune(candidates: Candidates, selected: Ints) -> DraftTree:
         tokens=candidates.tokens[kept],
         parents=position[candidates.parents[kept]],
         log_values=candidates.log_values[kept],
+        proposals={int(position[node]): each for node, each in candidates.proposals.items() if position[node] >= 0},
     )

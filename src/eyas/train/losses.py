@@ -72,10 +72,10 @@ class _Distillation(torch.autograd.Function):
         loss = torch.zeros((), device=features.device)
         for rows in _chunks(len(features)):
             logits, wanted, share = _logits(features[rows], lm_head), teacher[rows].float(), shares[rows, None]
-            best = logits.argmax(dim=-1, keepdim=True)
+            top, best = logits.max(dim=-1, keepdim=True)
             same[rows] = wanted.gather(1, best)[:, 0] == wanted.amax(dim=-1)
             student = logits.softmax(dim=-1)
-            log_total = logits.gather(1, best) - student.gather(1, best).log()
+            log_total = top - student.gather(1, best).log()
             loss += ((log_total - (wanted * logits).sum(dim=-1, keepdim=True)) * share).sum()
             slope = student.sub_(wanted).to(lm_head.dtype)
             if feature_gradient is not None:

@@ -1,0 +1,82 @@
+"""Draft tokens drawn from the drafter's own distribution, for sampled answers.
+
+A sampled answer often takes a token that is nobody's first choice. Proposed for certain, token x is accepted as often
+as the target gives it, p(x); drawn from the drafter's distribution q, with probability min(1, p(x) / q(x)), which in
+the mean is what p and q have in common: usually far more than the mass of q's likeliest tokens under p. Children of one
+node are drawn one after the other, none twice (as in SpecInfer, arXiv 2305.09781, and Sequoia, 2402.12374).
+
+What makes this lossless (``eyas.verify.verify_sampling``): a token, once drawn, must not be dropped or moved because
+of what it is. So the confidence of the i-th child here depends on q and i alone, and policies, which know tokens
+only by their confidences, cannot see it. The tree may depend on anything that was drawn further up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eyas.policies.base import Children
+from eyas.sampling import SamplingParams, warp
+from eyas.tree import Floats, Ints, Proposal
+from eyas.verify import sample
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How to draw.
+
+    Attributes:
+        params: those of the answer: q is warped like the target's distribution, which it is to come near to.
+        rng: the only source of randomness.
+    """
+
+    params: SamplingParams
+    rng: np.random.Generator
+
+    def children(self, logits: Floats, token_ids: Ints | None, topk: int) -> Children:
+        """``topk`` children of each of n nodes.
+
+        Args:
+            logits: [n, D] float32, the drafter's raw word on the tokens it scores.
+            token_ids: [D] their target ids; None: all ids, in order.
+            topk: children per node; where q has fewer tokens, the rest is padding of confidence zero.
+        """
+        n = len(logits)
+        tokens = np.zeros((n, topk), np.int64)
+        log_probs = np.full((n, topk), -np.inf, np.float32)
+        proposals = []
+        for row, scores in enumerate(logits):
+            weights = warp(scores, self.params)  # [D]
+            places = draw(weights, topk, self.rng)
+            found = len(places)
+            tokens[row, :found] = places if token_ids is None else token_ids[places]
+            log_probs[row, :found] = np.log(confidences(float(weights.max()), found))
+            proposals.append(Proposal(weights, token_ids, tokens[row, :found].tolist(), places))
+        return Children(tokens, log_probs, tuple(proposals))
+
+
+def draw(weights: Floats, count: int, rng: np.random.Generator) -> list[int]:
+    """``count`` indices drawn one after the other in proportion to ``weights`` [D], none twice; fewer where fewer have
+    any weight."""
+    left = weights.astype(np.float64)
+    drawn: list[int] = []
+    while len(drawn) < count and left.any():
+        drawn.append(sample(left, rng))
+        left[drawn[-1]] = 0.0
+    return drawn
+
+
+def confidences(likeliest: float, count: int) -> Sequence[float]:
+    """How probably the first, second, ... draw from a distribution is the one accepted, judged by its largest weight.
+
+    Fitted to the shipped EAGLE-3 head at temperature 1. EAGLE-2's tree needs their order alone; whoever needs the
+    values calibrates them.
+    """
+    first = 0.25 + 0.7 * likeliest
+    values, left = [], 1.0
+    for number in range(count):
+        values.append(left * (first if number == 0 else first / 3))
+        left -= values[-1]
+    return values
