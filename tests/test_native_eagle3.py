@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 from eyas.checkpoints.eagle3 import Eagle3Checkpoint
 from eyas.drafters.eagle3 import Eagle3Drafter
 from eyas.drafters.native_eagle import NativeEagleDrafter
+from eyas.draws import Draws, draw
 from eyas.errors import InvalidInputError
 from eyas.heads.config import Eagle3Config
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.policies.trace import PolicyTrace
+from eyas.sampling import SamplingParams
 from eyas.targets.native import NativeTarget
 from eyas.tree import Floats
 from support.decoder import tiny_config, tiny_weights
@@ -131,6 +134,56 @@ def test_packed_types_stay_near_float32(dtype: str, tied: bool) -> None:
         chances.append(np.exp(record.candidates.log_probs[1:][order]))
     assert np.abs(chances[0] - chances[1]).sum() < 0.1
     assert chances[1].sum() == pytest.approx(1, abs=1e-5)
+
+
+class Given:
+    """Hands out given numbers for random ones."""
+
+    def __init__(self, numbers: Floats) -> None:
+        self._numbers = iter(numbers.tolist())
+
+    def random(self) -> float:
+        return next(self._numbers)
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, target_lm_head=True, draft_vocab_size=None)])
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0])
+def test_draws_are_those_of_the_reference(config: Eagle3Config, temperature: float) -> None:
+    """The same uniform numbers lead to the same tokens, by weights that are exponentials of the raw scores."""
+    session = NativeEagleDrafter(checkpoint(config), load_target()).core.new_session()
+    tokens, features = pairs(9)
+    session.commit(np.array(tokens), features, 0)
+    rng = np.random.default_rng(4)
+    for k in (1, 3, 40) * 5:
+        uniforms = rng.random((1, k))
+        places, weights = session.score_tip(k, uniforms, temperature)
+        drawn = [place for place in places[0].tolist() if place >= 0]
+        assert drawn == draw(weights[0], k, Given(uniforms[0]))  # type: ignore[arg-type]
+        raw = session.score_tip(0)[0].astype(np.float64)
+        np.testing.assert_allclose(weights[0], np.exp((raw - raw.max()) / temperature), atol=2e-6)
+
+
+def test_drawn_trees_hold_distinct_siblings_of_the_draft_vocabulary() -> None:
+    read = checkpoint()
+    drafter = NativeEagleDrafter(read, load_target("bfloat16"))
+    session = drafter.new_session()
+    tokens, features = pairs(9)
+    session.commit(tokens, features)
+    known = set(read.token_ids.tolist())
+    shapes = set()
+    for seed, params in product(
+        range(6), (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.7))
+    ):
+        draws = Draws(params, np.random.default_rng(seed))
+        tree = session.propose_drawn(tokens[-1], POLICIES[0], 4, draws)
+        for node, children in enumerate(tree.children):
+            if children:
+                proposal, drawn = tree.proposals[node], tree.tokens[children].tolist()
+                assert len(set(drawn)) == len(drawn) and set(drawn) <= known
+                assert drawn == [token for token in proposal.tokens if token in drawn]  # in the order of the draws
+                assert [read.token_ids[place] for place in proposal.places] == list(proposal.tokens)
+        shapes.add(tuple(tree.tokens.tolist()))
+    assert len(shapes) > 6  # seeds matter
 
 
 def test_misfits_are_refused() -> None:

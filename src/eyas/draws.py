@@ -43,18 +43,34 @@ class Draws:
             token_ids: [D] their target ids; None: all ids, in order.
             topk: children per node; where q has fewer tokens, the rest is padding of confidence zero.
         """
-        n = len(logits)
-        tokens = np.zeros((n, topk), np.int64)
-        log_probs = np.full((n, topk), -np.inf, np.float32)
-        proposals = []
-        for row, scores in enumerate(logits):
-            weights = warp(scores, self.params)  # [D]
-            places = draw(weights, topk, self.rng)
-            found = len(places)
-            tokens[row, :found] = places if token_ids is None else token_ids[places]
-            log_probs[row, :found] = np.log(confidences(float(weights.max()), found))
-            proposals.append(Proposal(weights, token_ids, tokens[row, :found].tolist(), places))
-        return Children(tokens, log_probs, tuple(proposals))
+        weights = [warp(scores, self.params) for scores in logits]
+        return children([draw(row, topk, self.rng) for row in weights], weights, token_ids, topk)
+
+    @property
+    def by_temperature(self) -> bool:
+        """Whether q is a matter of the temperature alone, which the native engine draws by itself."""
+        return self.params.top_k <= 0 and self.params.top_p == 1.0 and self.params.min_p == 0.0
+
+
+def children(
+    places: Sequence[Sequence[int]], weights: Sequence[Floats] | Floats, token_ids: Ints | None, topk: int
+) -> Children:
+    """What was drawn for n nodes, as a policy sees it.
+
+    Args:
+        places: of each node, the distinct places drawn, in order, at most ``topk``.
+        weights: of each node, [D] what they were drawn by, any scale.
+        token_ids: [D] target ids; None: all ids, in order.
+    """
+    tokens = np.zeros((len(places), topk), np.int64)
+    log_probs = np.full((len(places), topk), -np.inf, np.float32)
+    proposals = []
+    for row, (drawn, scale) in enumerate(zip(places, weights, strict=True)):
+        found = len(drawn)
+        tokens[row, :found] = drawn if token_ids is None else token_ids[drawn]
+        log_probs[row, :found] = np.log(confidences(float(scale.max() / scale.sum()), found))
+        proposals.append(Proposal(scale, token_ids, tokens[row, :found].tolist(), drawn))
+    return Children(tokens, log_probs, tuple(proposals))
 
 
 def draw(weights: Floats, count: int, rng: np.random.Generator) -> list[int]:

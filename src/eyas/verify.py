@@ -103,22 +103,28 @@ def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng:
     Args:
         tokens: those in the tree.
         proposal: D weights, and what was drawn from them.
-        weights: [V] p, any scale; in place it becomes what is left of it.
+        weights: [V] p, any scale; where all are rejected it becomes, in place, what is left of it.
     """
     scored = slice(None) if proposal.token_ids is None else proposal.token_ids
     q = proposal.weights.astype(np.float64)  # [D]
+    p = weights[scored].copy()  # [D]
+    weights[scored] = 0.0
+    outside, scale = weights.sum(), 1.0  # p of the tokens that q has not; what it shrinks by
     for token, place in zip(proposal.tokens, proposal.places, strict=True):
         if token in tokens:
             # Nothing is divided: p and q keep their sums P and Q, and x is accepted if u < (p(x) / P) / (q(x) / Q).
-            p_sum, q_sum = weights.sum(), q.sum()
-            if rng.random() * (p_sum * q[place]) < weights[token] * q_sum:
+            # Only powers of two are taken out of q, lest what is left of p should vanish by and by.
+            q *= 2.0 ** -frexp(q.sum())[1]
+            p_sum, q_sum = p.sum() + outside, q.sum()
+            if rng.random() * (p_sum * q[place]) < p[place] * q_sum:
                 return token
-            rest = weights * q_sum
-            rest[scored] = np.maximum(rest[scored] - p_sum * q, 0.0)
-            if not rest.any():
+            rest = np.maximum(p * q_sum - p_sum * q, 0.0)
+            if not outside and not rest.any():
                 return token  # p is q but for rounding
-            weights[:] = np.ldexp(rest, -frexp(rest.max())[1])  # a power of two, lest it vanish
+            p, outside, scale = rest, outside * q_sum, scale * q_sum
         q[place] = 0.0
+    weights *= scale
+    weights[scored] = p
     return None
 
 
@@ -126,5 +132,7 @@ def sample(weights: Floats | Doubles, rng: np.random.Generator) -> int:
     """One index drawn in proportion to ``weights`` [V]; an index of weight zero is never drawn."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    if index < len(weights):
+        return index
     # A draw so near 1 that its product rounds up to the whole mass belongs to the last index that has any.
-    return min(index, int(np.flatnonzero(weights)[-1]))
+    return int(np.flatnonzero(weights)[-1])

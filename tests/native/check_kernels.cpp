@@ -130,6 +130,9 @@ void check_rows(const Kernels& kernels, const Kernels& portable) {
     kernels.rotate(got.data(), x.data(), x.data() + half, half);
     portable.rotate(wanted.data(), x.data(), x.data() + half, half);
     expect(error(got, wanted) < 1e-6, what + " rotate", error(got, wanted));
+    kernels.exponentials(x.data(), 0.7f, n, got.data());
+    portable.exponentials(x.data(), 0.7f, n, wanted.data());
+    expect(error(got, wanted) < 1e-6, what + " exponentials", error(got, wanted));
     const float a = kernels.log_sum_exp(x.data(), n), b = portable.log_sum_exp(x.data(), n);
     expect(std::fabs(a - b) < 1e-5f, what + " log_sum_exp", a - b);
   }

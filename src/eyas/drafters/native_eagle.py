@@ -7,12 +7,13 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eyas import native
+from eyas.draws import Draws, children
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import Eagle3Config
 from eyas.heads.rope import rotary_frequencies
@@ -77,6 +78,7 @@ class NativeEagleDrafter:
         except ValueError as error:
             raise InvalidInputError(f"draft head {checkpoint.name}: {error}") from None
         self.name = checkpoint.name
+        self.token_ids = checkpoint.token_ids  # [draft vocab] int64: target ids; None: all, in order
         self.feature_size = self.feature_levels * config.hidden_size
 
     @property
@@ -93,6 +95,7 @@ class NativeEagleSession:
     """One request's drafting state: the head's K/V of all committed pairs, and the pairs it has not yet run over."""
 
     def __init__(self, drafter: NativeEagleDrafter) -> None:
+        self.token_ids = drafter.token_ids
         self._feature_size = drafter.feature_size
         self._core = drafter.core.new_session()
         self._tokens: list[int] = []  # of the waiting pairs
@@ -122,13 +125,20 @@ class NativeEagleSession:
         Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
         then the bare root, and verifying it brings the next pair.
         """
+        return self._propose(root, policy, max_depth, None)
+
+    def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
+        """As ``propose``, with children drawn from the head's distribution."""
+        return self._propose(root, policy, max_depth, draws)
+
+    def _propose(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws | None) -> DraftTree:
         if self._tokens and self._tokens[-1] != root:
             raise InvalidInputError(
                 f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
             )
         if max_depth < 1 or not (self._tokens or self._core.has_tip):
             return DraftTree.root_only(root)
-        return grow_tree(root, policy, max_depth, _Growth(self._core, self._root_children, policy.topk))
+        return grow_tree(root, policy, max_depth, _Growth(self, policy.topk, draws))
 
     def truncate(self, length: int) -> None:
         if length >= self.length:
@@ -139,14 +149,14 @@ class NativeEagleSession:
         if length < self._core.length:
             self._core.truncate(length)
 
-    def _root_children(self, topk: int) -> Children:
+    def score_root(self, k: int, *draws: Any) -> Any:
         """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
         if not self._tokens:
-            return Children(*self._core.score_tip(topk))
+            return self._core.score_tip(k, *draws)
         features = self._features[0] if len(self._features) == 1 else np.concatenate(self._features)
         tokens = np.array(self._tokens, np.int64)
         self._tokens, self._features = [], []
-        return Children(*self._core.commit(tokens, features, topk))
+        return self._core.commit(tokens, features, k, *draws)
 
 
 class _Growth:
@@ -156,18 +166,31 @@ class _Growth:
     and its ancestors by the parent's number: 0 for the root, r + 1 for row r.
     """
 
-    def __init__(self, core: Any, root_children: Callable[[int], Children], topk: int) -> None:
-        self._core = core
-        self._root_children = root_children
+    def __init__(self, session: NativeEagleSession, topk: int, draws: Draws | None) -> None:
+        self._session = session
         self._topk = topk
+        self._draws = draws
         self._number = {0: 0}
 
     def __call__(self, candidates: Candidates, expanded: Ints) -> Children:
+        draws, topk, token_ids = self._draws, self._topk, self._session.token_ids
+        if draws is None:
+            return Children(*self._scores(candidates, expanded, topk))
+        if not draws.by_temperature:
+            return draws.children(self._scores(candidates, expanded, 0), token_ids, topk)
+        uniforms = draws.rng.random((len(expanded), topk))
+        drawn, weights = self._scores(candidates, expanded, topk, uniforms, draws.params.temperature)
+        places = [[place for place in row if place >= 0] for row in drawn.tolist()]
+        return children(places, weights, token_ids, topk)
+
+    def _scores(self, candidates: Candidates, expanded: Ints, k: int, *draws: Any) -> Any:
+        """The engine's word on the children of n nodes: the k best ids and log-probabilities [n, k]; with (uniforms
+        [n, k], temperature), k drawn places and their weights [n, draft vocab]; raw scores where k is 0."""
         if candidates.depth == 0:
-            return self._root_children(self._topk)
+            return self._session.score_root(k, *draws)
         number = self._number
         parents = [number[parent] for parent in candidates.parents[expanded].tolist()]
         for node in expanded.tolist():
             number[node] = len(number)
         tokens = candidates.tokens[expanded]
-        return Children(*self._core.expand(tokens, np.array(parents, np.int64), candidates.depth, self._topk))
+        return self._session._core.expand(tokens, np.array(parents, np.int64), candidates.depth, k, *draws)

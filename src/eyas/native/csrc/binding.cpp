@@ -74,14 +74,37 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
                         want_features ? nb::cast(features.array(total, model.feature_size())) : nb::none());
 }
 
-struct Children {  // [n, k] ids and log-probabilities on their way to Python
-  Owned<int64_t> ids;
-  Owned<float> log_probs;
-  int n, k;
-  Children(int n, int k) : ids(size_t(n) * k), log_probs(size_t(n) * k), n(n), k(k) {
-    if (k < 1) throw std::invalid_argument("k must be at least 1");
+using Uniforms = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+
+// Scores on their way to Python: ([n, k] ids, [n, k] log-probabilities); of draws ([n, k] places, [n, draft vocab]
+// weights); [n, draft vocab] raw scores where k is 0.
+class ScoresOut {
+ public:
+  ScoresOut(const Head& head, int n, int k, const Uniforms& uniforms, float temperature)
+      : n_(n), k_(k), vocab_(head.draft_vocab()), drawn_(uniforms && k), temperature_(temperature),
+        uniforms_(drawn_ ? uniforms->data() : nullptr), tokens_(size_t(n) * positive(k)), log_probs_(drawn_ ? 0 : size_t(n) * k),
+        all_(k && !drawn_ ? 0 : size_t(n) * vocab_) {
+    if (drawn_ && (int(uniforms->shape(0)) != n || int(uniforms->shape(1)) != k || !(temperature > 0)))
+      throw std::invalid_argument("draws need uniforms [rows, k] and a temperature above 0");
   }
-  nb::tuple tuple() { return nb::make_tuple(ids.array(n, k), log_probs.array(n, k)); }
+  Scores scores() { return {k_, tokens_.data, log_probs_.data, all_.data, uniforms_, temperature_}; }
+  nb::object object() {
+    if (drawn_) return nb::make_tuple(tokens_.array(n_, k_), all_.array(n_, vocab_));
+    if (k_) return nb::make_tuple(tokens_.array(n_, k_), log_probs_.array(n_, k_));
+    return nb::cast(all_.array(n_, vocab_));
+  }
+
+ private:
+  static int positive(int k) {
+    if (k < 0) throw std::invalid_argument("k must be at least 0");
+    return k;
+  }
+  int n_, k_, vocab_;
+  bool drawn_;
+  float temperature_;
+  const double* uniforms_;
+  Owned<int64_t> tokens_;
+  Owned<float> log_probs_, all_;
 };
 
 void check_tokens(const HeadSession& session, Array1<int64_t> tokens) {
@@ -91,38 +114,39 @@ void check_tokens(const HeadSession& session, Array1<int64_t> tokens) {
       throw std::invalid_argument("token " + std::to_string(tokens(i)) + " is outside the vocabulary");
 }
 
-nb::tuple commit_pairs(HeadSession& session, Array1<int64_t> tokens, Matrix features, int k) {
+nb::object commit_pairs(HeadSession& session, Array1<int64_t> tokens, Matrix features, int k, const Uniforms& uniforms,
+                        float temperature) {
   check_tokens(session, tokens);
   if (tokens.size() < 1 || features.shape(0) != tokens.size() || int(features.shape(1)) != session.head().feature_size())
     throw std::invalid_argument("n >= 1 tokens need features [n, " + std::to_string(session.head().feature_size()) + "]");
-  Children children(1, k);
+  ScoresOut out(session.head(), 1, k, uniforms, temperature);
   {
     nb::gil_scoped_release released;
-    session.commit(tokens.data(), features.data(), int(tokens.size()), k, children.ids.data, children.log_probs.data);
+    session.commit(tokens.data(), features.data(), int(tokens.size()), out.scores());
   }
-  return children.tuple();
+  return out.object();
 }
 
-nb::tuple score_tip(HeadSession& session, int k) {
-  Children children(1, k);
+nb::object score_tip(HeadSession& session, int k, const Uniforms& uniforms, float temperature) {
+  ScoresOut out(session.head(), 1, k, uniforms, temperature);
   {
     nb::gil_scoped_release released;
-    session.score_tip(k, children.ids.data, children.log_probs.data);
+    session.score_tip(out.scores());
   }
-  return children.tuple();
+  return out.object();
 }
 
-nb::tuple expand(HeadSession& session, Array1<int64_t> tokens, Array1<int64_t> parents, int depth, int k) {
+nb::object expand(HeadSession& session, Array1<int64_t> tokens, Array1<int64_t> parents, int depth, int k,
+                  const Uniforms& uniforms, float temperature) {
   check_tokens(session, tokens);
   if (tokens.size() < 1 || parents.size() != tokens.size())
     throw std::invalid_argument("one parent per token is needed");
-  Children children(int(tokens.size()), k);
+  ScoresOut out(session.head(), int(tokens.size()), k, uniforms, temperature);
   {
     nb::gil_scoped_release released;
-    session.expand(tokens.data(), parents.data(), int(tokens.size()), depth, k, children.ids.data,
-                   children.log_probs.data);
+    session.expand(tokens.data(), parents.data(), int(tokens.size()), depth, out.scores());
   }
-  return children.tuple();
+  return out.object();
 }
 
 }  // namespace
@@ -187,8 +211,10 @@ NB_MODULE(_core, m) {
       .def_prop_ro("length", &HeadSession::length)
       .def_prop_ro("has_tip", &HeadSession::has_tip)
       .def_prop_ro("tree_rows", &HeadSession::tree_rows)
-      .def("commit", &commit_pairs, nb::arg("tokens"), nb::arg("features"), nb::arg("k"))
-      .def("score_tip", &score_tip, nb::arg("k"))
-      .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"))
+      .def("commit", &commit_pairs, nb::arg("tokens"), nb::arg("features"), nb::arg("k"),
+           nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
+      .def("score_tip", &score_tip, nb::arg("k"), nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
+      .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"),
+           nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
       .def("truncate", &HeadSession::truncate, nb::arg("length"));
 }

@@ -1,6 +1,7 @@
 #include "head.h"
 
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -13,7 +14,7 @@ size_t Head::weight_bytes() const {
   return bytes;
 }
 
-void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread) {
+void Head::score_rows(const float* x, size_t stride, int rows, const Scores& scores, int thread) {
   Pool& pool = decoder.pool;
   const int threads = pool.threads(), cols = decoder.kernels.panel_cols, vocab = draft_vocab();
   const Linear& w = lm_head();
@@ -31,30 +32,76 @@ void Head::score_rows(const float* x, size_t stride, int rows, int k, int64_t* b
   pool.barrier();
   for (int r = thread; r < rows; r += threads) {
     const float* row = logits_.get() + r * ld;
-    const float total = decoder.kernels.log_sum_exp(row, vocab);
-    int64_t* ids = best + size_t(r) * k;
-    float* values = log_probs + size_t(r) * k;
-    int found = 0;
-    for (int i = 0; i < vocab; ++i) {
-      if (found == k && !(row[i] > values[k - 1])) continue;
-      int at = found < k ? found++ : k - 1;
-      for (; at > 0 && row[i] > values[at - 1]; --at) {
-        values[at] = values[at - 1];
-        ids[at] = ids[at - 1];
+    if (scores.uniforms)
+      draw_from(row, scores, r);
+    else if (scores.k)
+      best_of(row, scores, r);
+    else
+      std::copy_n(row, vocab, scores.all + size_t(r) * vocab);
+  }
+}
+
+void Head::best_of(const float* logits, const Scores& scores, int row) const {
+  const int k = scores.k, vocab = draft_vocab();
+  const float total = decoder.kernels.log_sum_exp(logits, vocab);
+  int64_t* ids = scores.tokens + size_t(row) * k;
+  float* values = scores.log_probs + size_t(row) * k;
+  int found = 0;
+  for (int i = 0; i < vocab; ++i) {
+    if (found == k && !(logits[i] > values[k - 1])) continue;
+    int at = found < k ? found++ : k - 1;
+    for (; at > 0 && logits[i] > values[at - 1]; --at) {
+      values[at] = values[at - 1];
+      ids[at] = ids[at - 1];
+    }
+    values[at] = logits[i];
+    ids[at] = i;
+  }
+  for (int i = 0; i < k; ++i) {
+    // A vocabulary smaller than k is filled up with confidence zero.
+    values[i] = i < found ? values[i] - total : -std::numeric_limits<float>::infinity();
+    ids[i] = i >= found ? 0 : token_ids.empty() ? ids[i] : token_ids[size_t(ids[i])];
+  }
+}
+
+// A place is found by the sums of blocks first, so that a draw costs little beside the weights themselves.
+void Head::draw_from(const float* logits, const Scores& scores, int row) const {
+  constexpr int kBlock = 64;
+  const int vocab = draft_vocab(), blocks = (vocab + kBlock - 1) / kBlock;
+  float* weights = scores.all + size_t(row) * vocab;
+  decoder.kernels.exponentials(logits, 1 / scores.temperature, vocab, weights);
+  std::vector<float> left(weights, weights + vocab);
+  std::vector<double> sums(static_cast<size_t>(blocks));
+  auto add_up = [&](int block) {
+    sums[size_t(block)] = std::accumulate(left.begin() + block * kBlock, left.begin() + std::min((block + 1) * kBlock, vocab), 0.0);
+  };
+  for (int block = 0; block < blocks; ++block) add_up(block);
+  for (int i = 0; i < scores.k; ++i) {
+    double at = scores.uniforms[size_t(row) * scores.k + i] * std::accumulate(sums.begin(), sums.end(), 0.0);
+    int place = -1;  // the last with any weight, should rounding lead past the end
+    for (int block = 0; block < blocks; ++block) {
+      if (block + 1 < blocks && at >= sums[size_t(block)]) {
+        at -= sums[size_t(block)];
+        continue;
       }
-      values[at] = row[i];
-      ids[at] = i;
+      const int end = std::min((block + 1) * kBlock, vocab);
+      for (int j = block * kBlock; j < end && place < 0; ++j) {
+        if (left[size_t(j)] > 0 && at < left[size_t(j)]) place = j;
+        at -= left[size_t(j)];
+      }
+      break;
     }
-    for (int i = 0; i < k; ++i) {
-      // A vocabulary smaller than k is filled up with confidence zero.
-      values[i] = i < found ? values[i] - total : -std::numeric_limits<float>::infinity();
-      ids[i] = i >= found ? 0 : token_ids.empty() ? ids[i] : token_ids[size_t(ids[i])];
-    }
+    for (int j = vocab - 1; place < 0 && j >= 0; --j)
+      if (left[size_t(j)] > 0) place = j;
+    scores.tokens[size_t(row) * scores.k + i] = place;
+    if (place < 0) continue;
+    left[size_t(place)] = 0;
+    add_up(place / kBlock);
   }
 }
 
 void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* features, bool own, float* outputs,
-                   int scored, int k, int64_t* best, float* log_probs) {
+                   int scored, const Scores& scores) {
   std::lock_guard<std::mutex> lock(mutex_);
   Pool& pool = decoder.pool;
   const int m = rows.count(), threads = pool.threads(), h = decoder.config.hidden, cols = decoder.kernels.panel_cols;
@@ -101,12 +148,12 @@ void Head::forward(const Rows& rows, const int64_t* tokens, const float* const* 
     pool.barrier();
     for (int l = 0; l < decoder.config.layers; ++l) decoder.run_layer(l, rows, thread, lm_head(), embeds);
     for (int r = begin; r < end; ++r) std::copy_n(x + r * ld, h, outputs + size_t(r) * h);
-    if (scored) score_rows(x + (m - scored) * ld, ld, scored, k, best, log_probs, thread);
+    if (scored) score_rows(x + (m - scored) * ld, ld, scored, scores, thread);
   };
   pool.run(job);
 }
 
-void Head::score(const float* outputs, int rows, int k, int64_t* best, float* log_probs) {
+void Head::score(const float* outputs, int rows, const Scores& scores) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int h = decoder.config.hidden;
   decoder.make_room(rows, {&lm_head()});
@@ -115,7 +162,7 @@ void Head::score(const float* outputs, int rows, int k, int64_t* best, float* lo
   joined_.grow(size_t(rows) * ld);
   for (int r = 0; r < rows; ++r) std::copy_n(outputs + size_t(r) * h, h, joined_.get() + r * ld);
   for (int r = 0; r < rows; ++r) std::fill_n(joined_.get() + r * ld + h, ld - h, 0.0f);
-  auto job = [&](int thread) { score_rows(joined_.get(), ld, rows, k, best, log_probs, thread); };
+  auto job = [&](int thread) { score_rows(joined_.get(), ld, rows, scores, thread); };
   decoder.pool.run(job);
 }
 
@@ -125,7 +172,7 @@ void HeadSession::forget_tree() {
   cache_.truncate(cache_.length());
 }
 
-void HeadSession::commit(const int64_t* tokens, const float* features, int n, int k, int64_t* best, float* log_probs) {
+void HeadSession::commit(const int64_t* tokens, const float* features, int n, const Scores& scores) {
   constexpr int kChunk = 256;
   const int h = head_->decoder.config.hidden, feature_size = head_->feature_size();
   forget_tree();
@@ -139,7 +186,7 @@ void HeadSession::commit(const int64_t* tokens, const float* features, int n, in
     cache_.reserve(count);
     pointers.clear();
     for (int i = 0; i < count; ++i) pointers.push_back(features + size_t(start + i) * feature_size);
-    head_->forward(rows, tokens + start, pointers.data(), false, outputs.data(), last && k ? 1 : 0, k, best, log_probs);
+    head_->forward(rows, tokens + start, pointers.data(), false, outputs.data(), last && scores.wanted() ? 1 : 0, scores);
     std::vector<int> path(count);
     for (int i = 0; i < count; ++i) path[i] = i;
     cache_.commit(path);
@@ -147,14 +194,13 @@ void HeadSession::commit(const int64_t* tokens, const float* features, int n, in
   }
 }
 
-void HeadSession::score_tip(int k, int64_t* best, float* log_probs) {
+void HeadSession::score_tip(const Scores& scores) {
   if (tip_.empty()) throw std::invalid_argument("no pair was committed since the session began or was truncated");
   forget_tree();
-  head_->score(tip_.data(), 1, k, best, log_probs);
+  head_->score(tip_.data(), 1, scores);
 }
 
-void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, int depth, int k, int64_t* best,
-                         float* log_probs) {
+void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, int depth, const Scores& scores) {
   const int old = tree_rows(), length = cache_.length(), h = head_->decoder.config.hidden;
   Rows rows;
   rows.requests.push_back({&cache_, 0, n});
@@ -177,7 +223,7 @@ void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, i
   }
   cache_.reserve(old + n);
   std::vector<float> outputs(size_t(n) * h);
-  head_->forward(rows, tokens, features.data(), true, outputs.data(), n, k, best, log_probs);
+  head_->forward(rows, tokens, features.data(), true, outputs.data(), n, scores);
   for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
 }
 

@@ -9,6 +9,19 @@
 
 namespace eyas {
 
+// What to tell of the next tokens after some rows. The k best with their log-probabilities, best first, ties to the
+// smaller row of lm_head; or, with uniforms, the rows of lm_head of k tokens drawn one after the other, none twice, and
+// the weights they were drawn by; or, with k = 0 and room for them, the raw scores of all.
+struct Scores {
+  int k = 0;
+  int64_t* tokens = nullptr;   // [rows, k] target ids; drawn: rows of lm_head, -1 where nothing was left
+  float* log_probs = nullptr;  // [rows, k]
+  float* all = nullptr;        // [rows, draft vocab] raw scores or weights
+  const double* uniforms = nullptr;  // [rows, k] in [0, 1)
+  float temperature = 1;       // of the weights
+  bool wanted() const { return k > 0 || all; }
+};
+
 class Head {
  public:
   Head(std::shared_ptr<Model> target, Config config)
@@ -30,17 +43,18 @@ class Head {
   size_t weight_bytes() const;
 
   // Runs the head over pairs (token, feature): outputs [rows, hidden]. `own`: the features are outputs of earlier rows,
-  // not the target's. For the last `scored` rows also the k best next tokens and their log-probabilities, best first,
-  // ties to the smaller row.
+  // not the target's. The last `scored` rows are also scored.
   void forward(const Rows& rows, const int64_t* tokens, const float* const* features, bool own, float* outputs, int scored,
-               int k, int64_t* best, float* log_probs);
+               const Scores& scores);
   // The same scores for outputs [rows, hidden].
-  void score(const float* outputs, int rows, int k, int64_t* best, float* log_probs);
+  void score(const float* outputs, int rows, const Scores& scores);
 
  private:
   std::mutex mutex_;
   Buffer<float> joined_, embeds_, logits_;
-  void score_rows(const float* x, size_t stride, int rows, int k, int64_t* best, float* log_probs, int thread);
+  void best_of(const float* logits, const Scores& scores, int row) const;
+  void draw_from(const float* logits, const Scores& scores, int row) const;
+  void score_rows(const float* x, size_t stride, int rows, const Scores& scores, int thread);
   size_t logit_stride() const { return size_t(round_up(lm_head().outputs(), 16)); }
 };
 
@@ -52,12 +66,12 @@ class HeadSession {
   const Head& head() const { return *head_; }
   int length() const { return cache_.length(); }
   bool has_tip() const { return !tip_.empty(); }
-  // Takes in n pairs: forgets the tree, and scores the children of the last pair if k > 0.
-  void commit(const int64_t* tokens, const float* features, int n, int k, int64_t* best, float* log_probs);
+  // Takes in n pairs: forgets the tree, and scores the children of the last pair.
+  void commit(const int64_t* tokens, const float* features, int n, const Scores& scores);
   // The children of the last committed pair once more.
-  void score_tip(int k, int64_t* best, float* log_probs);
+  void score_tip(const Scores& scores);
   // Runs the head over n nodes of one level. parents[i]: 0 for the root, r + 1 for the tree row r of an earlier call.
-  void expand(const int64_t* tokens, const int64_t* parents, int n, int depth, int k, int64_t* best, float* log_probs);
+  void expand(const int64_t* tokens, const int64_t* parents, int n, int depth, const Scores& scores);
   void truncate(int length);
   int tree_rows() const { return int(outputs_.size()); }
 

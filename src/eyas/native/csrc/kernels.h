@@ -65,6 +65,8 @@ struct Kernels {
   void (*fetch)(const float* x, size_t n);
   // log of the sum of exponentials of n floats.
   float (*log_sum_exp)(const float* x, int n);
+  // exp(scale * (x - the largest x)) of n floats.
+  void (*exponentials)(const float* x, float scale, int n, float* out);
   // For measuring the machine: the sum of n floats (reads as fast as memory gives), and `steps` rounds of independent
   // multiply-adds in registers (returns the number of floating-point operations done).
   float (*sum)(const float* x, size_t n);

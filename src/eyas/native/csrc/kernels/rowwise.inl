@@ -50,6 +50,18 @@ void rotate(float* x, const float* cosine, const float* sine, int half) {
   }
 }
 
+void exponentials_of(const float* x, float scale, int n, float* out) {
+  const int whole = n / L * L;
+  const F most = f_set(most_of_row(x, n)), by = f_set(scale);
+  for (int i = 0; i < whole; i += L) f_store(out + i, f_exp(f_mul(f_sub(f_load(x + i), most), by)));
+  if (whole < n) {
+    float tail[L] = {}, exponentials[L];
+    for (int i = whole; i < n; ++i) tail[i - whole] = x[i];
+    f_store(exponentials, f_exp(f_mul(f_sub(f_load(tail), most), by)));
+    for (int i = whole; i < n; ++i) out[i] = exponentials[i - whole];
+  }
+}
+
 float log_sum_exp(const float* x, int n) {
   const int whole = n / L * L;
   const float most = most_of_row(x, n);
