@@ -65,14 +65,24 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-def rounded(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Matrices rounded to bfloat16, as uint16."""
+def bits(array: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16, as uint16."""
+    whole = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
+    return ((whole + 0x7FFF + (whole >> 16 & 1)) >> 16).astype(np.uint16)
 
-    def bits(array: np.ndarray) -> np.ndarray:
-        whole = np.ascontiguousarray(array).view(np.uint32).astype(np.uint64)
-        return ((whole + 0x7FFF + (whole >> 16 & 1)) >> 16).astype(np.uint16)
 
-    return {name: bits(array) if array.ndim == 2 else array for name, array in weights.items()}
+def widened(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 as float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16(array: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16, as float32.
+
+    So are keys and values beside weights of every type but float32. One that lies between two bfloat16 numbers may go
+    to either: that is what tolerances over 3e-6 are for where activations are exact.
+    """
+    return widened(bits(array))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -110,16 +120,13 @@ def test_every_kernel_set_matches_float64(kernels: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_is_as_exact_as_its_weights(name: str) -> None:
     config = MODELS[name]
-    weights = rounded(tiny_weights(config))
-    exact = {
-        name: (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
-        for name, array in weights.items()
-    }
+    weights = {name: bits(array) if array.ndim == 2 else array for name, array in tiny_weights(config).items()}
+    exact = {name: widened(array) if array.dtype == np.uint16 else array for name, array in weights.items()}
     ids = prompt(30)
-    wanted, _, _ = reference(config, exact, ids)
+    wanted, _, _ = reference(config, exact, ids, store=bfloat16)
     for given in (weights, exact):
         target = NativeTarget.from_weights(config, given, dtype="bfloat16", threads=1)
-        limit = 2e-2 if target.core.kernels in ROUNDS_ACTIVATIONS else 3e-6
+        limit = 2e-2 if target.core.kernels in ROUNDS_ACTIVATIONS else 3e-4
         assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < limit
 
 
@@ -130,9 +137,9 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
     rows, columns = array.shape
     groups = np.pad(array, ((0, 0), (0, -columns % 64))).reshape(rows, -1, 64)
     most = np.abs(groups).max(-1, keepdims=True)
-    scale = rounded({"": (most / np.float32(127))[..., 0]})[""].astype(np.uint32)[..., None]
-    scale += (scale << 16).view(np.float32) * np.float32(127) < most
-    scale = (scale << 16).view(np.float32)
+    scale = bits(most / np.float32(127))
+    scale += widened(scale) * np.float32(127) < most
+    scale = widened(scale)
     return (np.rint(groups / scale).clip(-127, 127) * scale).reshape(rows, -1)[:, :columns].astype(np.float32)
 
 
@@ -142,12 +149,12 @@ def test_int8_is_as_exact_as_its_weights(name: str, kernels: str) -> None:
     config = tiny_config(**MODELS[name] | {"tie_word_embeddings": False, "hidden_size": 200})
     weights = tiny_weights(config)
     table = "model.embed_tokens.weight"  # looked up, not multiplied: bfloat16
-    weights[table] = (rounded(weights)[table].astype(np.uint32) << 16).view(np.float32)
+    weights[table] = bfloat16(weights[table])
     ids = prompt(30)
     exact = {key: array if key == table else eight_bits(array) for key, array in weights.items()}
-    wanted, _, _ = reference(config, exact, ids)
+    wanted, _, _ = reference(config, exact, ids, store=bfloat16)
     target = NativeTarget.from_weights(config, weights, dtype="int8", threads=1, kernels=kernels)
-    limit = 0.1 if kernels in ROUNDS_ACTIVATIONS else 5e-4
+    limit = 0.1 if kernels in ROUNDS_ACTIVATIONS else 3e-3
     assert error(target.prefill(target.new_cache(), ids).row(0), wanted[-1]) < limit
 
 
@@ -199,12 +206,12 @@ def blocks(kinds: tuple[str, ...], seed: int = 0) -> tuple[dict[str, Any], dict[
 def test_gguf_blocks_run_as_they_are(kinds: tuple[str, ...], kernels: str) -> None:
     packed, meant = blocks(kinds)
     ids = prompt(40)
-    wanted, _, _ = reference(BLOCKS, meant, ids)
+    wanted, _, _ = reference(BLOCKS, meant, ids, store=bfloat16)
     target = NativeTarget.from_weights(BLOCKS, packed, dtype="q4", threads=2, kernels=kernels)
     cache = target.new_cache()
     [output] = target.verify([(cache, DraftTree.chain(ids))])
     exact = kinds == ("Q8_0",) and kernels not in ROUNDS_ACTIVATIONS
-    assert error(logits(output), wanted) < (5e-4 if exact else 0.05)
+    assert error(logits(output), wanted) < (3e-3 if exact else 0.05)
     alone = np.stack(plain(target, ids))
     assert np.array_equal(alone, logits(output))
 
@@ -351,8 +358,9 @@ def test_several_python_threads_share_a_target() -> None:
 # ---- the cache ----------------------------------------------------------------------------------------------------
 
 
-def test_truncate_forgets_and_the_rest_is_as_if_never_written() -> None:
-    target = load()
+@pytest.mark.parametrize("dtype", TYPES)
+def test_truncate_forgets_and_the_rest_is_as_if_never_written(dtype: str) -> None:
+    target = load(dtype=dtype)
     ids = prompt(200)
     cache = target.new_cache()
     target.prefill(cache, ids)
@@ -365,8 +373,9 @@ def test_truncate_forgets_and_the_rest_is_as_if_never_written() -> None:
         assert np.array_equal(logits(output), logits(wanted)[length:])
 
 
-def test_a_fork_shares_until_one_side_writes() -> None:
-    target = load()
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_fork_shares_until_one_side_writes(dtype: str) -> None:
+    target = load(dtype=dtype)
     ids = prompt(100)
     cache = target.new_cache()
     target.prefill(cache, ids)
@@ -473,4 +482,6 @@ def test_info_and_sizes() -> None:
     target = load(dtype="int8", name="tiny", eos_token_ids=(3, 4))
     assert target.info == TargetInfo("tiny", 101, 48, 3, 512, (3, 4), "native", "int8", 1)
     assert load(dtype="int8").weight_bytes < load(dtype="bfloat16").weight_bytes < load(dtype="float32").weight_bytes
+    assert load(dtype="int8").cache_token_bytes == load(dtype="bfloat16").cache_token_bytes
+    assert load(dtype="bfloat16").cache_token_bytes * 2 == load(dtype="float32").cache_token_bytes
     assert native.supports(tiny_config()) and not native.supports(tiny_config(), "float16")

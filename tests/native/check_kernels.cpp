@@ -1,5 +1,6 @@
 // Compares every kernel set of a build with the portable one, without Python: products of all weight types for 1 to 13
-// rows, norms, activations, attention. Also that a row's bits do not depend on the rows beside it. .ci/aarch64 runs it.
+// rows, norms, activations, attention. Also that a row's bits do not depend on the rows beside it, nor those of attention
+// on whether it reads floats or the same numbers as bf16. .ci/aarch64 runs it.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -138,12 +139,13 @@ void check_rows(const Kernels& kernels, const Kernels& portable) {
   }
 }
 
-// Rows that see 70 committed keys and branches of a tree.
-std::vector<float> attend(const Kernels& kernels, const std::vector<float>& page_values, const std::vector<float>& queries,
+// Rows that see 70 committed keys and branches of a tree. E: float or uint16_t, which is bf16.
+template <class E>
+std::vector<float> attend(const Kernels& kernels, const std::vector<E>& page_values, const std::vector<float>& queries,
                           int head_dim, int group) {
   const int v_stride = (head_dim + 15) / 16 * 16, rows = 3, slots = 75;
   const size_t page = size_t(kPageTokens) * (head_dim + v_stride);
-  const float* pages[] = {page_values.data(), page_values.data() + page};
+  const void* pages[] = {page_values.data(), page_values.data() + page};
   const int prefix[] = {71, 70, 70}, begin[] = {0, 0, 1, 3}, extra[] = {72, 70, 74};
   const float* q[rows];
   float* o[rows];
@@ -153,18 +155,29 @@ std::vector<float> attend(const Kernels& kernels, const std::vector<float>& page
     q[r] = &queries[size_t(r) * group * head_dim];
     o[r] = &out[size_t(r) * group * head_dim];
   }
-  kernels.attend({pages, 0, size_t(kPageTokens) * head_dim, head_dim, v_stride, rows, group, q, o, prefix, begin, extra,
-                  slots, scratch.get()});
+  kernels.attend({pages, sizeof(E) == 2 ? Type::bf16 : Type::f32, 0, size_t(kPageTokens) * head_dim, head_dim, v_stride,
+                  rows, group, q, o, prefix, begin, extra, slots, scratch.get()});
   return out;
 }
 
 void check_attention(const Kernels& kernels, const Kernels& portable) {
   for (int head_dim : {8, 20, 64})
     for (int group : {1, 3, 4}) {
-      const std::vector<float> pages = normal(size_t(2) * kPageTokens * (head_dim + (head_dim + 15) / 16 * 16) + 4096);
+      std::vector<float> pages = normal(size_t(2) * kPageTokens * (head_dim + (head_dim + 15) / 16 * 16) + 4096);
+      std::vector<uint16_t> halves(pages.size());
+      for (size_t i = 0; i < pages.size(); ++i) {  // numbers that bf16 holds
+        uint32_t bits;
+        std::memcpy(&bits, &pages[i], 4);
+        halves[i] = uint16_t(bits >> 16);
+        bits &= 0xffff0000u;
+        std::memcpy(&pages[i], &bits, 4);
+      }
       const std::vector<float> queries = normal(size_t(3) * group * head_dim);
-      const double off = error(attend(kernels, pages, queries, head_dim, group), attend(portable, pages, queries, head_dim, group));
-      expect(off < 1e-5, std::string(kernels.name) + " attention, head size " + std::to_string(head_dim), off);
+      const std::vector<float> got = attend(kernels, pages, queries, head_dim, group);
+      const double off = error(got, attend(portable, pages, queries, head_dim, group));
+      const std::string what = std::string(kernels.name) + " attention, head size " + std::to_string(head_dim);
+      expect(off < 1e-5, what, off);
+      expect(got == attend(kernels, halves, queries, head_dim, group), what + ": bits depend on how keys and values are stored");
     }
 }
 

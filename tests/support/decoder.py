@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,16 @@ def tiny_weights(config: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.
 
 
 def reference(
-    config: dict[str, Any], weights: dict[str, NDArray[np.float32]], tokens: list[int], tree: DraftTree | None = None
+    config: dict[str, Any],
+    weights: dict[str, NDArray[np.float32]],
+    tokens: list[int],
+    tree: DraftTree | None = None,
+    store: Callable[[Array], Array] = lambda x: x,
 ) -> tuple[Array, Array, list[Array]]:
-    """Logits [N, V], post-norm features [N, H] and the input of each layer, for a prompt and then a tree."""
+    """Logits [N, V], post-norm features [N, H] and the input of each layer, for a prompt and then a tree.
+
+    ``store`` is what the cache makes of keys and values.
+    """
     prompt = len(tokens)
     ids = np.array([*tokens, *(tree.tokens.tolist() if tree else [])])
     sees = np.tril(np.ones((len(ids), len(ids)), bool))
@@ -106,12 +114,13 @@ def reference(
         )
         if config["model_type"] == "qwen3":
             q, k = norm(q, w[at + "self_attn.q_norm.weight"]), norm(k, w[at + "self_attn.k_norm.weight"])
-        q, k = rotate(q), np.repeat(rotate(k), heads // groups, 1)
+        q, k, v = rotate(q), store(rotate(k)), store(v)
+        k, v = np.repeat(k, heads // groups, 1), np.repeat(v, heads // groups, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
         scores = np.where(sees, scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", p, np.repeat(v, heads // groups, 1)).reshape(len(ids), -1)
+        mixed = np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1)
         x = x + mixed @ w[at + "self_attn.o_proj.weight"].T
         y = norm(x, w[at + "post_attention_layernorm.weight"])
         gate = y @ w[at + "mlp.gate_proj.weight"].T

@@ -34,7 +34,7 @@ def memory_needed(numbers: Mapping[str, Any], weights: Weights, kind: str, kerne
     """
     return {
         "weights": sum(_packed(name, weights, kind, kernels) for name in weights),
-        "cache": _cache(numbers),
+        "cache": _cache(numbers, kind),
         "workspace": _workspace(numbers),
         "loading": max((_widened(name, weights) for name in weights), default=0),
     }
@@ -78,11 +78,12 @@ def _widened(name: str, weights: Weights) -> int:
     return 4 * together * math.prod(shape)
 
 
-def _cache(numbers: Mapping[str, Any]) -> int:
+def _cache(numbers: Mapping[str, Any], kind: str) -> int:
     head_dim = numbers["head_dim"]
     values = head_dim + -(-head_dim // 16) * 16  # of K, and of V padded to whole vectors
     tokens = min(CONTEXT, numbers["max_position_embeddings"])
-    return int(4 * tokens * numbers["num_hidden_layers"] * numbers["num_key_value_heads"] * values)
+    size = 4 if kind == "float32" else 2  # bytes of a number
+    return int(size * tokens * numbers["num_hidden_layers"] * numbers["num_key_value_heads"] * values)
 
 
 def _workspace(numbers: Mapping[str, Any]) -> int:

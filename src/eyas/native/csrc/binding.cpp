@@ -194,7 +194,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("streamed_bytes", &Model::streamed_bytes)
       .def_prop_ro("multiplications", &Model::multiplications)
-      .def_prop_ro("cache_token_bytes", [](const Model& model) { return model.decoder.cache_shape().page_floats() / kPageTokens * sizeof(float); })
+      .def_prop_ro("cache_token_bytes", [](const Model& model) { return model.decoder.cache_shape().token_bytes(); })
       .def_prop_ro("kernels", [](const Model& model) { return model.decoder.kernels.name; })
       .def("new_cache", [](const Model& model) { return std::make_shared<Cache>(model.decoder.cache_shape()); })
       .def("forward", &forward, nb::arg("caches"), nb::arg("tokens"), nb::arg("parents").none(), nb::arg("counts"),

@@ -1,16 +1,34 @@
 #include "cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
+#include "kernels/scalars.inl"
+
 namespace eyas {
+
+namespace {
+
+inline void store(float x, float* to) { *to = x; }
+inline void store(float x, uint16_t* to) { *to = float_to_bf16(x); }
+
+template <class E>
+void write_row(E* page, const CacheShape& shape, int layer, int head, int token, const float* k, const float* v) {
+  E* key = page + shape.key_at(layer, head, token);
+  E* value = page + shape.value_at(layer, head, token);
+  for (int i = 0; i < shape.head_dim; ++i) store(k[i], key + size_t(i) * kKeyBlock);
+  for (int i = 0; i < shape.head_dim; ++i) store(v[i], value + i);
+}
+
+}  // namespace
 
 void Cache::own(int slot) {
   auto& page = pages_[slot / kPageTokens];
   if (page.use_count() == 1) return;
-  auto copy = std::make_shared<Page>(shape_.page_floats());
-  std::copy_n(page->get(), shape_.page_floats(), copy->get());
+  auto copy = std::make_shared<Page>(shape_.page_bytes());
+  std::copy_n(page->get(), shape_.page_bytes(), copy->get());
   page = copy;
   pointers_[slot / kPageTokens] = page->get();
 }
@@ -19,7 +37,7 @@ void Cache::reserve(int rows) {
   int end = length_ + rows;
   int needed = (end + kPageTokens - 1) / kPageTokens;
   while (int(pages_.size()) < needed) {
-    pages_.push_back(std::make_shared<Page>(shape_.page_floats()));
+    pages_.push_back(std::make_shared<Page>(shape_.page_bytes()));
     pointers_.push_back(pages_.back()->get());
   }
   for (int page = length_ / kPageTokens; page < needed; ++page) own(page * kPageTokens);
@@ -27,11 +45,27 @@ void Cache::reserve(int rows) {
 }
 
 void Cache::write(int layer, int head, int slot, const float* k, const float* v) const {
-  float* page = pointers_[slot / kPageTokens];
-  int in_page = slot % kPageTokens, block = in_page / kKeyBlock, lane = in_page % kKeyBlock, d = shape_.head_dim;
-  float* keys = page + shape_.k_offset(layer, head) + size_t(block) * d * kKeyBlock + lane;
-  for (int i = 0; i < d; ++i) keys[size_t(i) * kKeyBlock] = k[i];
-  std::copy_n(v, d, page + shape_.v_offset(layer, head) + size_t(in_page) * shape_.v_stride());
+  void* page = pointers_[slot / kPageTokens];
+  if (shape_.type == Type::bf16)
+    write_row(static_cast<uint16_t*>(page), shape_, layer, head, slot % kPageTokens, k, v);
+  else
+    write_row(static_cast<float*>(page), shape_, layer, head, slot % kPageTokens, k, v);
+}
+
+template <class E>
+void Cache::move(int from, int to) const {
+  const E* source = static_cast<const E*>(pointers_[from / kPageTokens]);
+  E* target = static_cast<E*>(pointers_[to / kPageTokens]);
+  from %= kPageTokens;
+  to %= kPageTokens;
+  for (int layer = 0; layer < shape_.layers; ++layer)
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const E* key = source + shape_.key_at(layer, head, from);
+      E* moved = target + shape_.key_at(layer, head, to);
+      for (int i = 0; i < shape_.head_dim; ++i) moved[size_t(i) * kKeyBlock] = key[size_t(i) * kKeyBlock];
+      std::copy_n(source + shape_.value_at(layer, head, from), shape_.head_dim,
+                  target + shape_.value_at(layer, head, to));
+    }
 }
 
 void Cache::commit(const std::vector<int>& path) {
@@ -43,20 +77,11 @@ void Cache::commit(const std::vector<int>& path) {
                                   std::to_string(last));
     last = node;
   }
-  int d = shape_.head_dim;
-  std::vector<float> k(d);
   for (int i = 0; i < int(path.size()); ++i) {
-    int from = length_ + path[i], to = length_ + i;
+    const int from = length_ + path[i], to = length_ + i;
     if (from == to) continue;
     own(to);
-    const float* source = pointers_[from / kPageTokens];
-    int in_page = from % kPageTokens, block = in_page / kKeyBlock, lane = in_page % kKeyBlock;
-    for (int layer = 0; layer < shape_.layers; ++layer)
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        const float* keys = source + shape_.k_offset(layer, head) + size_t(block) * d * kKeyBlock + lane;
-        for (int j = 0; j < d; ++j) k[j] = keys[size_t(j) * kKeyBlock];
-        write(layer, head, to, k.data(), source + shape_.v_offset(layer, head) + size_t(in_page) * shape_.v_stride());
-      }
+    shape_.type == Type::bf16 ? move<uint16_t>(from, to) : move<float>(from, to);
   }
   length_ += int(path.size());
   provisional_ = 0;

@@ -68,8 +68,7 @@ void Decoder::begin(const Rows& rows, std::initializer_list<const Linear*> other
   const int group = config.heads / config.kv_heads, per_item = std::max(1, 12 / group);
   items_.clear();
   key_blocks_.clear();
-  const size_t most_blocks =
-      kFetchedBytes * threads / (cache_shape().head_floats() * config.kv_heads * sizeof(float) / (kPageTokens / kKeyBlock));
+  const size_t most_blocks = kFetchedBytes * threads * config.layers / (cache_shape().token_bytes() * kKeyBlock);
   int most_slots = 0, chunks = 0;
   for (const auto& request : rows.requests) chunks += (request.count + per_item - 1) / per_item;
   // Where there is not an item for each thread, each query head is one of its own.
@@ -87,7 +86,7 @@ void Decoder::begin(const Rows& rows, std::initializer_list<const Linear*> other
     }
     const int request_slots = *std::max_element(slots.begin(), slots.end());
     for (int slot = 0; slot < request_slots && key_blocks_.size() < most_blocks; slot += kKeyBlock)
-      key_blocks_.push_back({request.cache->page_pointers()[slot / kPageTokens], slot % kPageTokens / kKeyBlock});
+      key_blocks_.push_back({request.cache->page_pointers()[slot / kPageTokens], slot % kPageTokens});
     for (int head = 0; head < config.kv_heads; ++head)
       for (int query = 0; query < group; query += queries)
         for (int c = 0; c < int(slots.size()); ++c) {
@@ -105,13 +104,13 @@ void Decoder::begin(const Rows& rows, std::initializer_list<const Linear*> other
 // Asks for keys and values that attention will read; a unit is a block of keys of one head.
 void Decoder::fetch_keys(int index, Share units) const {
   const CacheShape shape = cache_shape();
+  const size_t element = shape.element_bytes();
   for (int i = units.begin; i < units.end; ++i) {
     const int head = i % config.kv_heads;
-    const auto [page, block] = key_blocks_[size_t(i / config.kv_heads)];
-    const float* keys = page + shape.k_offset(index, head) + size_t(block) * kKeyBlock * shape.head_dim;
-    const float* values = page + shape.v_offset(index, head) + size_t(block) * kKeyBlock * shape.v_stride();
-    kernels.fetch(keys, size_t(kKeyBlock) * shape.head_dim);
-    kernels.fetch(values, size_t(kKeyBlock) * shape.v_stride());
+    const auto [page, token] = key_blocks_[size_t(i / config.kv_heads)];
+    const char* start = static_cast<const char*>(page);
+    kernels.fetch(start + shape.key_at(index, head, token) * element, kKeyBlock * shape.head_dim * element);
+    kernels.fetch(start + shape.value_at(index, head, token) * element, kKeyBlock * shape.v_stride() * element);
   }
 }
 
@@ -168,10 +167,11 @@ void Decoder::attend(int index, const Rows& rows, int thread) {
       queries[r] = work.qkv.get() + (item.first + r) * qkv_ld + at;
       outputs[r] = work.attention.get() + (item.first + r) * attention_ld + at;
     }
-    kernels.attend({cache.page_pointers().data(), cache.shape().k_offset(index, item.head),
-                    cache.shape().v_offset(index, item.head), d, cache.shape().v_stride(), item.count, item.queries, queries,
-                    outputs, rows.prefix.data() + item.first, rows.extra_begin.data() + item.first, rows.extra.data(),
-                    item.slots, work.scores[thread].get()});
+    const CacheShape& shape = cache.shape();
+    kernels.attend({cache.page_pointers().data(), shape.type, shape.k_offset(index, item.head),
+                    shape.v_offset(index, item.head), d, shape.v_stride(), item.count, item.queries, queries, outputs,
+                    rows.prefix.data() + item.first, rows.extra_begin.data() + item.first, rows.extra.data(), item.slots,
+                    work.scores[thread].get()});
   }
 }
 

@@ -16,6 +16,7 @@ struct Config {
   float eps = 1e-6f;
   std::vector<float> inv_freq;  // [rotated dimensions / 2]
   float rope_scale = 1;         // multiplies cos and sin (YaRN's attention factor)
+  Type cache = Type::f32;       // of stored keys and values: f32 or bf16
 };
 
 struct Layer {
@@ -61,7 +62,7 @@ class Decoder {
   std::vector<Layer> layers;
   Workspace work;
 
-  CacheShape cache_shape() const { return {config.layers, config.kv_heads, config.head_dim}; }
+  CacheShape cache_shape() const { return {config.cache, config.layers, config.kv_heads, config.head_dim}; }
   size_t x_stride() const { return size_t(stride(config.hidden)); }
   static int stride(int n) { return round_up(n, 64) + 16; }  // floats; off the powers of two
 
@@ -95,8 +96,8 @@ class Decoder {
   std::vector<Item> items_;  // those of one head together, so that its keys stay in a core's cache
   std::vector<std::atomic<int>> next_item_;  // per layer: threads take items as they come free
   struct KeyBlock {
-    const float* page;
-    int index;  // within the page
+    const void* page;
+    int token;  // its first within the page
   };
   std::vector<KeyBlock> key_blocks_;  // those that are read, as far as fetching them ahead pays
   void fetch_keys(int layer, Share units) const;

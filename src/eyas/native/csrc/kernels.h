@@ -32,11 +32,12 @@ struct Format {
 constexpr int kKeyBlock = 16;   // keys that stand side by side in the transposed K store
 constexpr int kPageTokens = 64; // tokens per cache page, a multiple of kKeyBlock
 
-// Attention of some rows of one request over one K/V head. Keys of row r, in order: slots 0 .. prefix[r] - 1, then
+// Attention of some rows of one request over one K/V head, whose elements are floats or bf16. Keys of row r, in order: slots 0 .. prefix[r] - 1, then
 // extra[extra_begin[r]] .. extra[extra_begin[r + 1] - 1], each of these >= prefix[r] and increasing.
 struct Attention {
-  const float* const* pages;  // K of a page: [kPageTokens / kKeyBlock][head_dim][kKeyBlock], V: [kPageTokens][v_stride]
-  size_t k_offset, v_offset;  // of this layer and head within a page, in floats
+  const void* const* pages;   // K of a page: [kPageTokens / kKeyBlock][head_dim][kKeyBlock], V: [kPageTokens][v_stride]
+  Type type;                  // of K and V: f32 or bf16
+  size_t k_offset, v_offset;  // of this layer and head within a page, in elements
   int head_dim, v_stride;
   int rows, group;            // query heads per K/V head
   const float* const* queries;  // [rows]: [group, head_dim], scaled
@@ -61,8 +62,8 @@ struct Kernels {
   // Turns the pairs (x[i], x[i + half]) by the angles that have these cosines and sines [half].
   void (*rotate)(float* x, const float* cosine, const float* sine, int half);
   void (*attend)(const Attention&);
-  // Asks for n floats to be brought near, without waiting for them.
-  void (*fetch)(const float* x, size_t n);
+  // Asks for memory to be brought near, without waiting for it.
+  void (*fetch)(const void* at, size_t bytes);
   // log of the sum of exponentials of n floats.
   float (*log_sum_exp)(const float* x, int n);
   // exp(scale * (x - the largest x)) of n floats.

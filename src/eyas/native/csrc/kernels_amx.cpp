@@ -146,5 +146,5 @@ double burn_tiles(int64_t steps) {
 namespace eyas {
 extern const Kernels kAmxKernels;
 const Kernels kAmxKernels = {"amx", P,           format_of,  rms_norm, add, swiglu, rotate,
-                             attend, fetch_floats, log_sum_exp, exponentials_of, sum_floats, burn_tiles};
+                             attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_tiles};
 }  // namespace eyas

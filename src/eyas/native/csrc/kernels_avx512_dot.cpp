@@ -44,5 +44,5 @@ double burn_dots(int64_t steps) {
 namespace eyas {
 extern const Kernels kAvx512DotKernels;
 const Kernels kAvx512DotKernels = {"avx512_dot", P,           format_of,  rms_norm, add, swiglu, rotate,
-                                   attend, fetch_floats,       log_sum_exp, exponentials_of, sum_floats, burn_dots};
+                                   attend, fetch_bytes,       log_sum_exp, exponentials_of, sum_floats, burn_dots};
 }  // namespace eyas

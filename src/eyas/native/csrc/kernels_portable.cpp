@@ -4,5 +4,5 @@
 
 namespace eyas {
 extern const Kernels kPortableKernels;
-const Kernels kPortableKernels = {"portable", P, format_of, rms_norm, add, swiglu, rotate, attend, fetch_floats, log_sum_exp, exponentials_of, sum_floats, burn_flops};
+const Kernels kPortableKernels = {"portable", P, format_of, rms_norm, add, swiglu, rotate, attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_flops};
 }  // namespace eyas

@@ -7,6 +7,9 @@ namespace eyas {
 
 namespace {
 
+// Beside weights of a type, that of keys and values, and of matrices that integers with a scale per group cannot hold.
+Type float_type(Type weights) { return weights == Type::f32 ? Type::f32 : Type::bf16; }
+
 // Matrices and layers by name, into the memory of one model or head.
 class Loader {
  public:
@@ -19,8 +22,6 @@ class Loader {
         keep_blocks_(type == "q4") {}
   const Weights& weights() const { return weights_; }
   Type type() const { return type_; }
-  // For what integers with a scale per group cannot hold.
-  Type float_type() const { return type_ == Type::f32 ? Type::f32 : Type::bf16; }
 
   struct Part {
     std::string name;
@@ -124,7 +125,7 @@ void load_eagle(Head& head, const Loader& loader) {
 void load_eagle3(Head& head, const Loader& loader) {
   const Config& c = head.decoder.config;
   // Hidden states of inner layers have few huge numbers among small ones, which one scale per row cannot hold.
-  head.fc = loader.linear({{"fc.weight", c.hidden}}, 3 * c.hidden, loader.float_type(), false);
+  head.fc = loader.linear({{"fc.weight", c.hidden}}, 3 * c.hidden, float_type(loader.type()), false);
   Layer layer = loader.layer("midlayer.", c, false, 2 * c.hidden);
   layer.embedding_norm = loader.weights().vector("midlayer.input_layernorm.weight", c.hidden);
   layer.input_norm = loader.weights().vector("midlayer.hidden_norm.weight", c.hidden);
@@ -148,7 +149,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
                                   std::shared_ptr<Pool> pool, std::vector<int> feature_layers,
                                   const std::string& kernel_set) {
   const Kernels& kernels = kernels_named(kernel_set);
-  auto model = std::make_shared<Model>(kernels, pool, read_config(config));
+  auto model = std::make_shared<Model>(kernels, pool, read_config(config, float_type(parse_type(type))));
   const Config& c = model->config();
   Loader loader(kernels, *pool, model->arena, weights, type);
   for (int l = 0; l < c.layers; ++l)
@@ -157,7 +158,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
   const bool untied = loader.weights().has("lm_head.weight");
   model->lm_head = loader.linear({{untied ? "lm_head.weight" : "model.embed_tokens.weight", c.vocab}}, c.hidden);
   if (untied)
-    model->embedding = loader.linear({{"model.embed_tokens.weight", c.vocab}}, c.hidden, loader.float_type(), false);
+    model->embedding = loader.linear({{"model.embed_tokens.weight", c.vocab}}, c.hidden, float_type(loader.type()), false);
   if (feature_layers.empty() || !std::is_sorted(feature_layers.begin(), feature_layers.end()))
     throw std::invalid_argument("feature layers are given in ascending order, at least one");
   for (int l : feature_layers)
@@ -168,7 +169,7 @@ std::shared_ptr<Model> make_model(nb::dict config, nb::object weights, const std
 
 std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, nb::object weights,
                                 const std::string& type, std::optional<Array1<int64_t>> token_ids) {
-  auto head = std::make_shared<Head>(target, read_config(config));
+  auto head = std::make_shared<Head>(target, read_config(config, target->config().cache));
   const Config& c = head->decoder.config;
   if (c.hidden != target->config().hidden || c.vocab != target->config().vocab)
     throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");

@@ -29,9 +29,10 @@ inline F f_min(F a, F b) { return a < b ? a : b; }
 inline F f_fma(F a, F b, F c) { return a * b + c; }
 inline F f_abs(F a) { return (F)((I)a & 0x7fffffff); }
 inline F f_bf16(const uint16_t* p) {
-  I bits;
-  for (int i = 0; i < L; ++i) bits[i] = int32_t(uint32_t(p[i]) << 16);
-  return (F)bits;
+  typedef uint16_t Halves __attribute__((vector_size(2 * L)));
+  Halves a;
+  memcpy(&a, p, sizeof a);
+  return (F)(__builtin_convertvector(a, I) << 16);
 }
 inline float f16_to_float(uint16_t h);
 inline F f_f16(const uint16_t* p) {

@@ -28,8 +28,9 @@ Type parse_block_type(const std::string& name) {
   throw std::invalid_argument("block type " + name + "; supported: Q4_0, Q4_1, Q8_0");
 }
 
-Config read_config(const nb::dict& d) {
+Config read_config(const nb::dict& d, Type cache) {
   Config c;
+  c.cache = cache;
   c.hidden = setting<int>(d, "hidden_size");
   c.layers = setting<int>(d, "num_hidden_layers");
   c.heads = setting<int>(d, "num_attention_heads");

@@ -14,7 +14,7 @@ namespace eyas {
 Type parse_type(const std::string& name);        // float32, bfloat16, int8 or q4
 Type parse_block_type(const std::string& name);  // Q4_0, Q4_1 or Q8_0
 
-Config read_config(const nb::dict& d);
+Config read_config(const nb::dict& d, Type cache);
 
 // A weight in the mapping: a float32 or uint16 (bf16) array of one or two dimensions, or GGUF blocks as a tuple
 // (type name, uint8 array [rows, bytes], columns).

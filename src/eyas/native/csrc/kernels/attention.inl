@@ -1,5 +1,9 @@
 // Attention of some rows over one K/V head: scores, softmax, sums of values, each in one fixed order.
+// K and V are stored as E, float or bf16 (uint16_t), and computed with as floats.
 namespace {
+
+inline F load(const float* p) { return f_load(p); }
+inline F load(const uint16_t* p) { return f_bf16(p); }
 
 constexpr int kKeyVectors = kKeyBlock / L;
 // Blocks of keys that are scored together, where there are registers for that, and queries scored together.
@@ -9,10 +13,10 @@ constexpr int kQueryTile = kBlockTile > 1 ? 24 / kBlockTile : 12 / kKeyVectors <
 
 // Scores of R queries against B blocks of keys; each sum runs over the head dimension in order. Meanwhile as many bytes
 // as the keys take are fetched from `keys_ahead` and from `values_ahead`.
-template <int R, int B>
-inline void score_tile(const float* const* q, const float* keys, int head_dim, float* const* scores,
-                       const float* keys_ahead, const float* values_ahead) {
-  constexpr int V = B * kKeyVectors;
+template <int R, int B, class E>
+inline void score_tile(const float* const* q, const E* keys, int head_dim, float* const* scores, const E* keys_ahead,
+                       const E* values_ahead) {
+  constexpr int V = B * kKeyVectors, step = B * kKeyBlock, line = 64 / sizeof(E);
   const size_t block = size_t(head_dim) * kKeyBlock;
   F acc[R][V];
 #pragma GCC unroll 16
@@ -21,10 +25,12 @@ inline void score_tile(const float* const* q, const float* keys, int head_dim, f
     for (int v = 0; v < V; ++v) acc[r][v] = f_zero();
   for (int d = 0; d < head_dim; ++d) {
 #pragma GCC unroll 8
-    for (int i = 0; i < B; ++i, keys_ahead += 16, values_ahead += 16) fetch(keys_ahead), fetch(values_ahead);
+    for (int i = 0; i < step; i += line) fetch(keys_ahead + i), fetch(values_ahead + i);
+    keys_ahead += step;
+    values_ahead += step;
     F b[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) b[v] = f_load(keys + v / kKeyVectors * block + v % kKeyVectors * L);
+    for (int v = 0; v < V; ++v) b[v] = load(keys + v / kKeyVectors * block + v % kKeyVectors * L);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F a = f_bcast(q[r] + d);
@@ -43,26 +49,29 @@ inline void score_tile(const float* const* q, const float* keys, int head_dim, f
     for (int v = 0; v < V; ++v) f_store(scores[r] + v * L, acc[r][v]);
 }
 
-template <int B>
+template <int B, class E>
 struct ScoreTile {
   const float* const* q;
-  const float* keys;
+  const E* keys;
   int head_dim;
   float* const* scores;
-  const float* keys_ahead;
-  const float* values_ahead;
+  const E* keys_ahead;
+  const E* values_ahead;
   template <int R>
   void run() const {
     score_tile<R, B>(q, keys, head_dim, scores, keys_ahead, values_ahead);
   }
 };
 
-inline const float* key_block(const Attention& a, int block) {
-  return a.pages[block / kPageBlocks] + a.k_offset + size_t(block % kPageBlocks) * kKeyBlock * a.head_dim;
+template <class E>
+inline const E* key_block(const Attention& a, int block) {
+  return static_cast<const E*>(a.pages[block / kPageBlocks]) + a.k_offset +
+         size_t(block % kPageBlocks) * kKeyBlock * a.head_dim;
 }
 
-inline const float* value_row(const Attention& a, int slot) {
-  return a.pages[slot / kPageTokens] + a.v_offset + size_t(slot % kPageTokens) * a.v_stride;
+template <class E>
+inline const E* value_row(const Attention& a, int slot) {
+  return static_cast<const E*>(a.pages[slot / kPageTokens]) + a.v_offset + size_t(slot % kPageTokens) * a.v_stride;
 }
 
 // Slots first .. last - 1, then those of a list.
@@ -74,17 +83,17 @@ struct Keys {
 
 // Adds values, weighted by p, to the sums of R queries, D vectors of the head dimension from d0 on, one key after the
 // other. p is indexed by a key's place in its row's order.
-template <int R, int D>
+template <int R, int D, class E>
 inline void value_tile(const Attention& a, const Keys& keys, const float* const* p, float* const* sums, int d0) {
   F acc[R][D];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int d = 0; d < D; ++d) acc[r][d] = f_load(sums[r] + d0 + d * L);
-  auto step = [&](const float* v, int j) __attribute__((always_inline)) {
+  auto step = [&](const E* v, int j) __attribute__((always_inline)) {
     F b[D];
 #pragma GCC unroll 8
-    for (int d = 0; d < D; ++d) b[d] = f_load(v + d * L);
+    for (int d = 0; d < D; ++d) b[d] = load(v + d * L);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F w = f_bcast(p[r] + j);
@@ -98,12 +107,12 @@ inline void value_tile(const Attention& a, const Keys& keys, const float* const*
   };
   int j = keys.first;
   while (j < keys.last) {
-    const float* v = value_row(a, j) + d0;
+    const E* v = value_row<E>(a, j) + d0;
     int end = (j / kPageTokens + 1) * kPageTokens;
     end = end < keys.last ? end : keys.last;
     for (; j < end; ++j, v += a.v_stride) step(v, j);
   }
-  for (int e = 0; e < keys.extras; ++e, ++j) step(value_row(a, keys.extra[e]) + d0, j);
+  for (int e = 0; e < keys.extras; ++e, ++j) step(value_row<E>(a, keys.extra[e]) + d0, j);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -113,6 +122,7 @@ inline void value_tile(const Attention& a, const Keys& keys, const float* const*
 constexpr int kValueSums = L == 16 ? 24 : 12;  // accumulators that leave registers for the rest
 constexpr int kValueTile = kValueSums / 2;
 
+template <class E>
 struct ValueTile {
   const Attention& a;
   const Keys& keys;
@@ -122,12 +132,13 @@ struct ValueTile {
   void run() const {
     constexpr int D = 4 * R <= kValueSums ? 4 : 2;
     int d = 0;
-    for (; d + (D - 1) * L < a.head_dim; d += D * L) value_tile<R, D>(a, keys, p, sums, d);
-    for (; d < a.head_dim; d += L) value_tile<R, 1>(a, keys, p, sums, d);
+    for (; d + (D - 1) * L < a.head_dim; d += D * L) value_tile<R, D, E>(a, keys, p, sums, d);
+    for (; d < a.head_dim; d += L) value_tile<R, 1, E>(a, keys, p, sums, d);
   }
 };
 
 // The queries first .. first + count of an item over the same keys: p and sums lie in its scratch.
+template <class E>
 inline void add_values(const Attention& a, const Keys& keys, int stride, int first, int count) {
   if (keys.first == keys.last && keys.extras == 0) return;
   for (int end = first + count; first < end; first += kValueTile) {
@@ -138,7 +149,7 @@ inline void add_values(const Attention& a, const Keys& keys, int stride, int fir
       p[i] = a.scratch + size_t(first + i) * stride;
       sums[i] = a.scratch + size_t(first + i + 1) * stride - a.v_stride;
     }
-    run_tile<kValueTile>(queries, ValueTile{a, keys, p, sums});
+    run_tile<kValueTile>(queries, ValueTile<E>{a, keys, p, sums});
   }
 }
 
@@ -161,6 +172,7 @@ inline float exponentials(float* s, int n) {
 
 // Every query against every slot, kQueryTile at a time. While keys are scored, their values and the keys after them
 // come in.
+template <class E>
 inline void score_slots(const Attention& a, int stride) {
   const int blocks = round_up(a.slots, kKeyBlock) / kKeyBlock;
   const int queries = a.rows * a.group;
@@ -174,26 +186,23 @@ inline void score_slots(const Attention& a, int stride) {
     }
     for (int block = 0; block < blocks;) {
       const int step = blocks - block >= kBlockTile ? kBlockTile : 1;  // whole pages first: none is begun in its middle
-      const float* keys = key_block(a, block);
-      const float* keys_ahead = block + step < blocks ? key_block(a, block + step) : keys;
-      const float* values = value_row(a, block * kKeyBlock);
+      const E* keys = key_block<E>(a, block);
+      const E* keys_ahead = block + step < blocks ? key_block<E>(a, block + step) : keys;
+      const E* values = value_row<E>(a, block * kKeyBlock);
       if (step == kBlockTile)
-        run_tile<kQueryTile>(count, ScoreTile<kBlockTile>{q, keys, a.head_dim, scores, keys_ahead, values});
+        run_tile<kQueryTile>(count, ScoreTile<kBlockTile, E>{q, keys, a.head_dim, scores, keys_ahead, values});
       else
-        run_tile<kQueryTile>(count, ScoreTile<1>{q, keys, a.head_dim, scores, keys_ahead, values});
+        run_tile<kQueryTile>(count, ScoreTile<1, E>{q, keys, a.head_dim, scores, keys_ahead, values});
       for (int i = 0; i < count; ++i) scores[i] += step * kKeyBlock;
       block += step;
     }
   }
 }
 
-void fetch_floats(const float* x, size_t n) {
-  for (size_t i = 0; i < n; i += 16) fetch(x + i);
-}
-
-void attend(const Attention& a) {
+template <class E>
+void attend_as(const Attention& a) {
   const int stride = attend_stride(a.slots, a.v_stride);
-  score_slots(a, stride);
+  score_slots<E>(a, stride);
   int shared = a.prefix[0];  // slots that every row sees
   for (int row = 0; row < a.rows; ++row) {
     const int prefix = a.prefix[row];
@@ -209,10 +218,10 @@ void attend(const Attention& a) {
       a.outputs[row][size_t(g) * a.head_dim] = inverse;  // kept until the sums are there
     }
   }
-  add_values(a, {0, shared, nullptr, 0}, stride, 0, a.rows * a.group);
+  add_values<E>(a, {0, shared, nullptr, 0}, stride, 0, a.rows * a.group);
   for (int row = 0; row < a.rows; ++row) {
     const int begin = a.extra_begin[row], extras = a.extra_begin[row + 1] - begin;
-    add_values(a, {shared, a.prefix[row], a.extra + begin, extras}, stride, row * a.group, a.group);
+    add_values<E>(a, {shared, a.prefix[row], a.extra + begin, extras}, stride, row * a.group, a.group);
     for (int g = 0; g < a.group; ++g) {
       const float* sums = a.scratch + size_t(row * a.group + g + 1) * stride - a.v_stride;
       float* out = a.outputs[row] + size_t(g) * a.head_dim;
@@ -222,6 +231,12 @@ void attend(const Attention& a) {
       for (; d < a.head_dim; ++d) out[d] = sums[d] * inverse;
     }
   }
+}
+
+void attend(const Attention& a) { a.type == Type::bf16 ? attend_as<uint16_t>(a) : attend_as<float>(a); }
+
+void fetch_bytes(const void* at, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) fetch(static_cast<const char*>(at) + i);
 }
 
 }  // namespace
