@@ -161,7 +161,7 @@ def test_what_is_dropped_is_counted(target: HFTarget, tmp_path: Path) -> None:
             out = target.prefill(cache, tokens)  # type: ignore[arg-type]
             return replace(out, logits=torch.eye(40)[EOS : EOS + 1])
 
-        def verify(self, batch: object) -> object:
+        def verify(self, batch: object, *, logits: bool = True) -> object:
             raise AssertionError("nothing to decode")
 
     done = answer_prompts(

@@ -104,6 +104,21 @@ def test_prompt_and_tree_match_float64(name: str, dtype: str) -> None:
     assert output.argmax().tolist() == logits(output).argmax(-1).tolist()
 
 
+def test_without_logits_everything_else_is_the_same() -> None:
+    target = load(MODELS["llama"])
+    caches = [target.new_cache(), target.new_cache()]
+    trees = [random_tree(np.random.default_rng(seed), 5 + seed, MODELS["llama"]["vocab_size"]) for seed in (0, 1)]
+    for batch in ([(caches[0], trees[0])], list(zip(caches, trees, strict=True))):
+        for cache in caches:
+            cache.truncate(0)
+            target.prefill(cache, prompt(9))
+        for whole, spare in zip(target.verify(batch), target.verify(batch, logits=False), strict=True):
+            assert spare.argmax().tolist() == whole.argmax().tolist()
+            assert spare.features.tobytes() == whole.features.tobytes()
+            with pytest.raises(InvalidInputError, match="argmax"):
+                spare.row(0)
+
+
 @pytest.mark.parametrize("kernels", native.kernel_sets())
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_kernel_set_matches_float64(kernels: str, dtype: str) -> None:

@@ -358,11 +358,11 @@ def test_an_interrupted_cycle_leaves_the_session_usable(monkeypatch: pytest.Monk
     calls: list[None] = []
     original = getattr(getattr(session, owner), name)
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(None)
         if len(calls) == call:
             raise KeyboardInterrupt
-        return original(*arguments)
+        return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(getattr(session, owner), name, interrupted)

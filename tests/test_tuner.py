@@ -256,9 +256,9 @@ class PricedTarget(TableTarget):
     def new_cache(self, capacity: int | None = None) -> PricedCache:
         return PricedCache(self)
 
-    def verify(self, batch: Sequence[tuple[TableCache, DraftTree]]) -> list[ArrayOutput]:
+    def verify(self, batch: Sequence[tuple[TableCache, DraftTree]], *, logits: bool = True) -> list[ArrayOutput]:
         self.machine.spend(self.machine.costs.verify(len(batch[0][1])))
-        return super().verify(batch)
+        return super().verify(batch, logits=logits)
 
 
 class PricedCache(TableCache):

@@ -133,7 +133,7 @@ def _run(
         drafts = purse is None or purse.drafts
         tree = session.propose(trace, max_depth=request.remaining - 1 if drafts else 0, draws=draws)
         drafting = watch.lap()
-        (output,) = session.target.verify([(session.cache, tree)])
+        (output,) = session.target.verify([(session.cache, tree)], logits=request.needs_logits)
         verifying = watch.lap()
         acceptance = request.verify(tree, output)
         tokens = request.push([*tree.tokens[list(acceptance.path[1:])].tolist(), acceptance.next_token])
@@ -263,6 +263,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens that may still come."""
         return self._answer.remaining
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the argmax of the next rows is not enough."""
+        return not self._sampler.params.greedy or self._sampler.changes_logits or self._logprobs is not None
 
     def verify(self, tree: DraftTree, output: TargetOutput) -> Acceptance:
         """Ask the target's word on a tree, greedily or by sampling as the request says."""

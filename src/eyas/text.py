@@ -210,15 +210,21 @@ class _Pieces:
         self._first = first or rest
         self.errors = errors
         self.strip = strip
+        self._known: dict[int, bytes | None] = {}  # tokens of a text recur
 
     def of(self, token: int, first: bool = False) -> bytes | None:
         """None for ids past the vocabulary: logits are often padded to a round width."""
+        if first:
+            return self._make(token, self._first)
+        if token not in self._known:
+            self._known[token] = self._make(token, self._rest)
+        return self._known[token]
+
+    def _make(self, token: int, spell: Callable[[str], bytes]) -> bytes | None:
         if token < 0:
             raise InvalidInputError(f"token ids are not negative, got {token}")
         text = self._tokenizer.id_to_token(token)
-        if text is None:
-            return None
-        return self._first(text) if first else self._rest(text)
+        return None if text is None else spell(text)
 
 
 @lru_cache(maxsize=1)

@@ -47,6 +47,7 @@ class CostProbe:
         nodes: expanded nodes of a drafter level; those above ``topk`` are left out.
         topk, num_steps: width and depth of the drafts.
         clock: tells the time.
+        logits: whether target passes write their logits down, as they do for sampled answers.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class CostProbe:
         topk: int,
         num_steps: int,
         clock: Clock,
+        logits: bool,
     ) -> None:
-        self._target, self._clock = target, clock
+        self._target, self._clock, self._logits = target, clock, logits
         self._rng = np.random.default_rng(0)
         self._cache = target.new_cache()
         self._context = list(context)
@@ -104,7 +106,8 @@ class CostProbe:
         length = self._cache.length
         tree = random_tree(size, self._target.info.vocab_size, self._rng)
         start = self._clock()
-        self._target.verify([(self._cache, tree)])[0].argmax()  # asking for the result waits for it
+        (output,) = self._target.verify([(self._cache, tree)], logits=self._logits)
+        output.argmax()  # asking for the result waits for it
         spent = self._clock() - start
         self._cache.truncate(length)
         return 1000 * spent

@@ -118,6 +118,7 @@ def tune(
         topk=effort.topk,
         num_steps=effort.num_steps,
         clock=clock,
+        logits=params is not None and not params.greedy,
     )
 
     recording = record(

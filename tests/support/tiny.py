@@ -159,7 +159,7 @@ class TableTarget:
         features = np.array([(start + i, token) for i, token in enumerate(tokens)], np.float32)
         return ArrayOutput(self.logits(cache.tokens)[None], features)
 
-    def verify(self, batch: Sequence[tuple[TableCache, DraftTree]]) -> list[ArrayOutput]:
+    def verify(self, batch: Sequence[tuple[TableCache, DraftTree]], *, logits: bool = True) -> list[ArrayOutput]:
         return [self._verify(cache, tree) for cache, tree in batch]
 
     def _verify(self, cache: TableCache, tree: DraftTree) -> ArrayOutput:

@@ -10,7 +10,7 @@ import numpy as np
 from eyas.drafters.base import Drafter, DraftSession, begin
 from eyas.drafters.ngram import NgramDrafter, NgramSession
 from eyas.errors import InvalidInputError
-from eyas.policies.base import Candidates, TreePolicy, prune
+from eyas.policies.base import Candidates, TreePolicy, Watcher, prune, watched
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.merge import graft
@@ -97,18 +97,11 @@ class GraftedSession:
         return _select(policy, gathered.candidates, found)
 
 
-class _Gather:
-    """A policy that drafts like another and puts off the selection: it keeps the candidates instead."""
+@dataclass
+class _Gather(Watcher):
+    """Puts off the selection: keeps the candidates instead."""
 
-    def __init__(self, policy: TreePolicy, candidates: Candidates) -> None:
-        self._policy = policy
-        self.candidates = candidates
-        self.num_steps = policy.num_steps
-        self.topk = policy.topk
-        self.num_draft_tokens = policy.num_draft_tokens
-
-    def expand(self, candidates: Candidates) -> Ints:
-        return self._policy.expand(candidates)
+    candidates: Candidates
 
     def select(self, candidates: Candidates) -> Ints:
         self.candidates = candidates
@@ -117,8 +110,7 @@ class _Gather:
 
 def _select(policy: TreePolicy, candidates: Candidates, found: DraftTree) -> DraftTree:
     """The policy's choice among the head's candidates and the index's nodes."""
-    traced = policy if isinstance(policy, PolicyTrace) else None
-    decides = traced.policy if traced else policy
+    decides = watched(policy)
     if isinstance(decides, BudgetedPolicy | DynamicPolicy):
         # The policy's calibration is for the head's word; a hit rate is what it says already.
         found = decides.calibration.promised(found)
@@ -130,9 +122,8 @@ def _select(policy: TreePolicy, candidates: Candidates, found: DraftTree) -> Dra
         either[union.own[policy.select(candidates)]] = True
         either[union.grafted] = True
         selected = _best_of(union.candidates, either, policy.num_draft_tokens)
-    if traced:  # indices mean places in the union from here on
-        traced.candidates, traced.kept = union.candidates, selected
-        traced.expanded[:] = union.own[traced.expanded].tolist()
+    if isinstance(policy, PolicyTrace):
+        policy.graft(candidates, union, selected)
     return prune(union.candidates, selected)
 
 

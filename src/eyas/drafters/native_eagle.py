@@ -1,6 +1,7 @@
 """Drafting with EAGLE heads of any kind on the native CPU engine: a level of the tree costs what the head's bytes cost.
 
-The policy decides in Python, each level is one native call: embedding, ``fc``, the layer with tree attention, scores
+Where the engine knows the policy (``eyas.native.rules``) the whole growth of a tree is one native call. Any other
+policy decides in Python, and each level is one native call: embedding, ``fc``, the layer with tree attention, scores
 over the draft vocabulary, the best k with their log-softmax. ``eyas.drafters.eagle`` and ``eagle3`` are the same in
 PyTorch.
 """
@@ -18,7 +19,8 @@ from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import Eagle3Config
 from eyas.heads.rope import rotary_frequencies
 from eyas.native.config import ACTIVATIONS, weight_type
-from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
+from eyas.native.rules import Rule, make_rule
+from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree, prune, watched
 from eyas.targets.base import Features
 from eyas.targets.native import NativeTarget
 from eyas.tree import DraftTree, Floats, Ints
@@ -100,6 +102,8 @@ class NativeEagleSession:
         self._core = drafter.core.new_session()
         self._tokens: list[int] = []  # of the waiting pairs
         self._features: list[Floats] = []  # of the waiting pairs, [n, feature_levels * H] each
+        self._policy: TreePolicy | None = None  # the last to decide, and its rule
+        self._rule: Rule | None = None
 
     @property
     def length(self) -> int:
@@ -138,7 +142,11 @@ class NativeEagleSession:
             )
         if max_depth < 1 or not (self._tokens or self._core.has_tip):
             return DraftTree.root_only(root)
-        return grow_tree(root, policy, max_depth, _Growth(self, policy.topk, draws))
+        rule = self._rule_of(watched(policy)) if draws is None else None
+        if rule is None:
+            return grow_tree(root, policy, max_depth, _Growth(self, policy.topk, draws))
+        candidates = self._grow(root, rule, min(policy.num_steps, max_depth))
+        return prune(candidates, policy.select(candidates))
 
     def truncate(self, length: int) -> None:
         if length >= self.length:
@@ -149,14 +157,36 @@ class NativeEagleSession:
         if length < self._core.length:
             self._core.truncate(length)
 
+    def _rule_of(self, policy: TreePolicy) -> Rule | None:
+        """See ``make_rule``; made once, as a request keeps its policy."""
+        if policy is not self._policy:
+            self._policy, self._rule = policy, make_rule(policy)
+        return self._rule
+
+    def _grow(self, root: int, rule: Rule, max_depth: int) -> Candidates:
+        """The tree that ``grow_tree`` would grow, before any selection."""
+        grown, values = self._core.grow(root, *self._waiting(), rule.core, max_depth)
+        tokens, parents, log_probs, log_values, ranks, levels = grown
+        known = (rule.calibration, values)
+        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, worked_out=known)
+        if candidates.depth > 0:
+            self._tokens, self._features = [], []
+        return candidates
+
     def score_root(self, k: int, *draws: Any) -> Any:
         """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
         if not self._tokens:
             return self._core.score_tip(k, *draws)
-        features = self._features[0] if len(self._features) == 1 else np.concatenate(self._features)
-        tokens = np.array(self._tokens, np.int64)
+        tokens, features = self._waiting()
         self._tokens, self._features = [], []
         return self._core.commit(tokens, features, k, *draws)
+
+    def _waiting(self) -> tuple[Ints, Floats | None]:
+        """Tokens [n] and features [n, feature_levels * H] of the waiting pairs; no features where there are none."""
+        tokens = np.array(self._tokens, np.int64)
+        if len(self._features) < 2:
+            return tokens, self._features[0] if self._features else None
+        return tokens, np.concatenate(self._features)
 
 
 class _Growth:

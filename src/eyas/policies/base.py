@@ -62,6 +62,12 @@ class Candidates:
         return len(self.levels) - 2
 
     @property
+    def expanded(self) -> Ints:
+        """[n] int64 increasing indices of the nodes that a drafter has given children."""
+        parents: Ints = self.parents[1:][self.ranks[1:] == 0]
+        return parents
+
+    @property
     def newest(self) -> slice:
         """The deepest level."""
         return slice(self.levels[-2], self.levels[-1])
@@ -118,6 +124,45 @@ class TreePolicy(Protocol):
         ...
 
 
+@dataclass
+class Watcher:
+    """A policy that decides like another, for those who want to watch.
+
+    A drafter that grows a whole tree at once, knowing by itself what the policy would expand, asks for the selection
+    only.
+
+    Attributes:
+        policy: decides.
+    """
+
+    policy: TreePolicy
+
+    @property
+    def num_steps(self) -> int:
+        return self.policy.num_steps
+
+    @property
+    def topk(self) -> int:
+        return self.policy.topk
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.policy.num_draft_tokens
+
+    def expand(self, candidates: Candidates) -> Ints:
+        return self.policy.expand(candidates)
+
+    def select(self, candidates: Candidates) -> Ints:
+        return self.policy.select(candidates)
+
+
+def watched(policy: TreePolicy) -> TreePolicy:
+    """Who decides, behind all watchers."""
+    while isinstance(policy, Watcher):
+        policy = policy.policy
+    return policy
+
+
 def grow_tree(
     root: int, policy: TreePolicy, max_depth: int, score: Callable[[Candidates, Ints], Children]
 ) -> DraftTree:
@@ -143,11 +188,11 @@ def prune(candidates: Candidates, selected: Ints) -> DraftTree:
     # A drafter that has fewer guesses than asked for pads them with confidence zero; so do all their descendants.
     selected = selected[np.isfinite(candidates.log_values[selected])]
     kept = np.concatenate([np.zeros(1, np.int64), selected])
-    position = np.full(len(candidates) + 1, -1)
-    position[kept] = np.arange(len(kept))
+    places = {node: place for place, node in enumerate(kept.tolist())} if candidates.proposals else {}
     return DraftTree(
         tokens=candidates.tokens[kept],
-        parents=position[candidates.parents[kept]],
+        # What lies left of a kept parent, itself included, less one: its new place; -1 of the root's.
+        parents=np.searchsorted(kept, candidates.parents[kept], side="right") - 1,
         log_values=candidates.log_values[kept],
-        proposals={int(position[node]): each for node, each in candidates.proposals.items() if position[node] >= 0},
+        proposals={places[node]: each for node, each in candidates.proposals.items() if node in places},
     )

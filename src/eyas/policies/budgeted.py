@@ -119,15 +119,15 @@ class BudgetedPolicy:
         return self.acceptance[min(depth, len(self.acceptance) - 1)][: self.topk]
 
     @cached_property
-    def _closing(self) -> list[float]:
+    def closing(self) -> list[float]:
         """[num_draft_tokens + 1] milliseconds from the finished draft to the next cycle, by nodes verified."""
         curve = self.costs.verify_curve[1 : self.num_draft_tokens + 2] + self.costs.overhead_ms
         return [float(ms) for ms in curve]
 
     @cached_property
-    def _floor(self) -> float:
+    def floor(self) -> float:
         """Value below which no node pays: the price of the cheapest row, where the rate is known."""
-        rows = [after - before for before, after in pairwise(self._closing)]
+        rows = [after - before for before, after in pairwise(self.closing)]
         return 0.0 if self.rate is None else self.rate * min(rows)
 
     def _spent(self, candidates: Candidates) -> float:
@@ -147,8 +147,8 @@ class BudgetedPolicy:
         Of equally good numbers the smallest.
         """
         tokens, count, rate = 1.0, 0, self.rate
-        best = self._worth(tokens, spent + self._closing[0])
-        for number, (value, closing) in enumerate(zip(values, self._closing[1:], strict=False), start=1):
+        best = self._worth(tokens, spent + self.closing[0])
+        for number, (value, closing) in enumerate(zip(values, self.closing[1:], strict=False), start=1):
             tokens += value
             ms = spent + closing
             worth = tokens / ms if rate is None else tokens - rate * ms  # ``_worth``, called too often to be called
@@ -166,7 +166,7 @@ class BudgetedPolicy:
             shares: of a leaf's value that its children are expected to have, by rank.
             spent: milliseconds of the draft so far.
         """
-        floor, chosen = self._floor, 0
+        floor, chosen = self.floor, 0
         lost = [-value for value in known if value > floor]  # rising, as bisect wants it
         best, _ = self._kept([-value for value in lost], spent)
         for width, leaf in enumerate(leaves, start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,10 +37,9 @@ def graft(candidates: Candidates, tree: DraftTree) -> Union:
     log_probs, ranks = candidates.log_probs.tolist(), candidates.ranks.tolist()
     widths = np.diff(candidates.levels)
     depths = np.repeat(np.arange(len(widths)), widths).tolist()
-    siblings = Counter(parents)
-    known: dict[tuple[int, int], int] = {}  # (parent, token) -> its place
-    for place, key in enumerate(zip(parents, tokens, strict=True)):
-        known.setdefault(key, place)  # padding may repeat a token: the first is the real one
+    last_rank = dict(zip(parents, ranks, strict=True))  # of each node's children
+    # (parent, token) -> its place. From behind: padding may repeat a token, the first is the real one.
+    known = dict(zip(zip(parents[::-1], tokens[::-1], strict=True), range(len(tokens) - 1, -1, -1), strict=True))
     node_of = [0]  # node of the tree -> its place
     confidences = (tree.log_values[1:] - tree.log_values[tree.parents[1:]]).tolist()
     for above, token, confidence in zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), confidences, strict=True):
@@ -54,9 +52,9 @@ def graft(candidates: Candidates, tree: DraftTree) -> Union:
         tokens.append(token)
         parents.append(parent)
         log_probs.append(confidence)
-        ranks.append(siblings[parent])
+        last_rank[parent] = last_rank.get(parent, -1) + 1
+        ranks.append(last_rank[parent])
         depths.append(depths[parent] + 1)
-        siblings[parent] += 1
 
     order = np.argsort(depths, kind="stable")
     now = np.empty(len(order), np.int64)  # where each place went

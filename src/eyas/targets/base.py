@@ -113,9 +113,10 @@ class Target(Protocol):
         """
         ...
 
-    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]], *, logits: bool = True) -> list[TargetOutput]:
         """One pass over the trees of several requests. Row i of a tree sees its cache's committed prefix, its own
-        ancestors and itself; its position is ``cache.length + depth``. Logits for all rows."""
+        ancestors and itself; its position is ``cache.length + depth``. Logits for all rows, unless ``logits`` is False:
+        then only ``argmax`` will be asked, and an engine need not write down the rest."""
         ...
 
 

@@ -192,7 +192,7 @@ class HFTarget:
             hidden.append(out.hidden)
         return TorchOutput(out.logits, torch.cat(hidden))
 
-    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]], *, logits: bool = True) -> list[TargetOutput]:
         entries = []
         for cache, tree in batch:
             own = self._own(cache)

@@ -34,8 +34,8 @@ class NativeOutput:
 
     __slots__ = ("_best", "_logits", "features")
 
-    def __init__(self, logits: Floats, best: Ints, features: Floats) -> None:
-        self._logits = logits  # [R, V]
+    def __init__(self, logits: Floats | None, best: Ints, features: Floats) -> None:
+        self._logits = logits  # [R, V], None where they were not asked for
         self._best = best  # [R]
         self.features = features
 
@@ -43,6 +43,8 @@ class NativeOutput:
         return self._best
 
     def row(self, node: int) -> Floats:
+        if self._logits is None:
+            raise InvalidInputError("this pass kept no logits, only their argmax")
         fresh: Floats = self._logits[node].copy()
         return fresh
 
@@ -226,32 +228,32 @@ class NativeTarget:
             parts.append(features)
         return NativeOutput(logits, best, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
-    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]]) -> list[TargetOutput]:
+    def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]], *, logits: bool = True) -> list[TargetOutput]:
+        wanted = "all" if logits else "argmax"
         if len(batch) == 1:
             cache, tree = batch[0]
             counts = np.array([len(tree)])
-            logits, best, features = self._pass([_own(cache)], tree.tokens, tree.parents, counts, "all")
-            return [NativeOutput(logits, best, features)]
+            return [NativeOutput(*self._pass([_own(cache)], tree.tokens, tree.parents, counts, wanted))]
         if not batch:
             return []
         trees = [tree for _, tree in batch]
         counts = np.fromiter(map(len, trees), np.int64, len(trees))
-        logits, best, features = self._pass(
+        every, best, features = self._pass(
             [_own(cache) for cache, _ in batch],
             np.concatenate([tree.tokens for tree in trees]),
             np.concatenate([tree.parents for tree in trees]),
             counts,
-            "all",
+            wanted,
         )
         ends = np.cumsum(counts).tolist()
         slices = map(slice, [0, *ends[:-1]], ends)
-        return [NativeOutput(logits[rows], best[rows], features[rows]) for rows in slices]
+        return [NativeOutput(every[rows] if every is not None else None, best[rows], features[rows]) for rows in slices]
 
     def _pass(
         self, caches: list[NativeCache], tokens: Ints, parents: Ints | None, counts: Ints, wanted: str
-    ) -> tuple[Floats, Ints, Floats]:
+    ) -> tuple[Floats | None, Ints, Floats]:
         try:
-            result: tuple[Floats, Ints, Floats] = self.core.forward(
+            result: tuple[Floats | None, Ints, Floats] = self.core.forward(
                 [cache.core for cache in caches], tokens, parents, counts, wanted
             )
         except ValueError as error:

@@ -94,7 +94,7 @@ def _read(
         choices = [int(output.argmax()[-1])]
         for start in range(0, len(said) - 1, CHUNK):
             part = said[start : min(start + CHUNK, len(said) - 1)]
-            (output,) = target.verify([(cache, _chain(part))])
+            (output,) = target.verify([(cache, _chain(part))], logits=False)
             cache.commit(range(len(part)))
             talk.take_in(part, True, output.features)
             choices += output.argmax().tolist()

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 // All casters in one place: a unit that lacks one compiles, and fails to cast when it runs.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

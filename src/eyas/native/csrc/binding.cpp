@@ -114,11 +114,16 @@ void check_tokens(const HeadSession& session, Array1<int64_t> tokens) {
       throw std::invalid_argument("token " + std::to_string(tokens(i)) + " is outside the vocabulary");
 }
 
+void check_pairs(const HeadSession& session, Array1<int64_t> tokens, const std::optional<Matrix>& features) {
+  check_tokens(session, tokens);
+  const int size = session.head().feature_size();
+  if (tokens.size() < 1 || !features || features->shape(0) != tokens.size() || int(features->shape(1)) != size)
+    throw std::invalid_argument("n >= 1 tokens need features [n, " + std::to_string(size) + "]");
+}
+
 nb::object commit_pairs(HeadSession& session, Array1<int64_t> tokens, Matrix features, int k, const Uniforms& uniforms,
                         float temperature) {
-  check_tokens(session, tokens);
-  if (tokens.size() < 1 || features.shape(0) != tokens.size() || int(features.shape(1)) != session.head().feature_size())
-    throw std::invalid_argument("n >= 1 tokens need features [n, " + std::to_string(session.head().feature_size()) + "]");
+  check_pairs(session, tokens, features);
   ScoresOut out(session.head(), 1, k, uniforms, temperature);
   {
     nb::gil_scoped_release released;
@@ -147,6 +152,47 @@ nb::object expand(HeadSession& session, Array1<int64_t> tokens, Array1<int64_t> 
     session.expand(tokens.data(), parents.data(), int(tokens.size()), depth, out.scores());
   }
   return out.object();
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> array(const std::vector<T>& values) {
+  Owned<T> copy(values.size());
+  std::copy(values.begin(), values.end(), copy.data);
+  return copy.array(values.size());
+}
+
+// A tree below `root`, grown by the rule: its candidates as (tokens, parents, log_probs, log_values, ranks, levels), and
+// their calibrated values. No tokens: no pair waits, the tip is scored again.
+nb::tuple grow(HeadSession& session, int64_t root, Array1<int64_t> tokens, std::optional<Matrix> features,
+               const Rule& rule, int max_depth) {
+  if (tokens.size()) check_pairs(session, tokens, features);
+  Candidates grown(root);
+  std::vector<double> values;
+  {
+    nb::gil_scoped_release released;
+    session.grow(tokens.data(), tokens.size() ? features->data() : nullptr, int(tokens.size()), rule, max_depth, grown,
+                 values);
+  }
+  return nb::make_tuple(nb::make_tuple(array(grown.tokens), array(grown.parents), array(grown.log_probs),
+                                       array(grown.log_values), array(grown.ranks), nb::tuple(nb::cast(grown.levels))),
+                        array(values));
+}
+
+using Levels = std::vector<std::pair<std::vector<double>, std::vector<double>>>;  // (promised, observed) of each map
+
+Calibration make_calibration(const Levels& levels) {
+  std::vector<Calibration::Map> maps;
+  for (const auto& [promised, observed] : levels) {
+    if (promised.empty() || promised.size() != observed.size())
+      throw std::invalid_argument("a calibration map needs as many acceptances as values, one at least");
+    maps.push_back({promised, observed});
+  }
+  return Calibration(std::move(maps));
+}
+
+int checked_topk(int topk) {
+  if (topk < 1) throw std::invalid_argument("topk must be at least 1");
+  return topk;
 }
 
 }  // namespace
@@ -207,6 +253,23 @@ NB_MODULE(_core, m) {
       .def_prop_ro("draft_vocab", &Head::draft_vocab)
       .def("new_session", [](std::shared_ptr<Head> head) { return std::make_shared<HeadSession>(head); });
 
+  nb::class_<Rule>(m, "Rule");
+  nb::class_<DynamicRule, Rule>(m, "DynamicRule")
+      .def("__init__", [](DynamicRule* self, int topk, bool by_value, const Levels& calibration) {
+        new (self) DynamicRule(checked_topk(topk), by_value, make_calibration(calibration));
+      }, nb::arg("topk"), nb::arg("by_value"), nb::arg("calibration"));
+  nb::class_<BudgetedRule, Rule>(m, "BudgetedRule")
+      .def("__init__", [](BudgetedRule* self, int topk, const Levels& calibration,
+                          const std::vector<std::vector<double>>& acceptance, const std::vector<double>& closing,
+                          const std::vector<double>& level_ms, double first_ms, double floor, std::optional<double> rate,
+                          bool drafts) {
+        if (acceptance.empty() || closing.empty() || level_ms.size() != size_t(checked_topk(topk)) + 1)
+          throw std::invalid_argument("a budgeted rule needs acceptance, closing costs, and topk + 1 costs of a level");
+        new (self) BudgetedRule(topk, {acceptance, closing, level_ms, first_ms, floor, rate, drafts},
+                                make_calibration(calibration));
+      }, nb::arg("topk"), nb::arg("calibration"), nb::arg("acceptance"), nb::arg("closing"), nb::arg("level_ms"),
+           nb::arg("first_ms"), nb::arg("floor"), nb::arg("rate").none(), nb::arg("drafts"));
+
   nb::class_<HeadSession>(m, "HeadSession")
       .def_prop_ro("length", &HeadSession::length)
       .def_prop_ro("has_tip", &HeadSession::has_tip)
@@ -216,5 +279,6 @@ NB_MODULE(_core, m) {
       .def("score_tip", &score_tip, nb::arg("k"), nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
       .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"),
            nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
+      .def("grow", &grow, nb::arg("root"), nb::arg("tokens"), nb::arg("features").none(), nb::arg("rule"), nb::arg("max_depth"))
       .def("truncate", &HeadSession::truncate, nb::arg("length"));
 }

@@ -227,6 +227,38 @@ void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, i
   for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
 }
 
+void HeadSession::grow(const int64_t* tokens, const float* features, int n, const Rule& rule, int max_depth,
+                       Candidates& candidates, std::vector<double>& values) {
+  const int k = rule.topk;
+  std::vector<int64_t> number(1, 0), names, parents, best;  // number: of the candidates that were expanded, as parents
+  std::vector<float> log_probs;
+  while (candidates.depth() < max_depth) {
+    const std::vector<int> expanded = rule.expand(candidates, values);
+    if (expanded.empty()) break;
+    const int count = int(expanded.size()), depth = candidates.depth();
+    best.resize(size_t(count) * k);
+    log_probs.resize(size_t(count) * k);
+    const Scores scores{.k = k, .tokens = best.data(), .log_probs = log_probs.data()};
+    if (depth > 0) {
+      names.clear();
+      parents.clear();
+      for (int node : expanded) {
+        names.push_back(candidates.tokens[size_t(node)]);
+        parents.push_back(number[size_t(candidates.parents[size_t(node)])]);
+      }
+      number.resize(size_t(candidates.size()));
+      for (int i = 0; i < count; ++i) number[size_t(expanded[size_t(i)])] = tree_rows() + i + 1;
+      expand(names.data(), parents.data(), count, depth, scores);
+    } else if (n > 0) {
+      commit(tokens, features, n, scores);
+    } else {
+      score_tip(scores);
+    }
+    candidates.add_level(expanded, k, best.data(), log_probs.data());
+  }
+  if (!rule.calibration.empty()) rule.calibration.extend(candidates, values);
+}
+
 void HeadSession::truncate(int length) {
   if (length < cache_.length()) {
     cache_.truncate(length);

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "growth.h"
 #include "model.h"
 
 namespace eyas {
@@ -72,6 +73,11 @@ class HeadSession {
   void score_tip(const Scores& scores);
   // Runs the head over n nodes of one level. parents[i]: 0 for the root, r + 1 for the tree row r of an earlier call.
   void expand(const int64_t* tokens, const int64_t* parents, int n, int depth, const Scores& scores);
+  // A whole tree, level by level as the rule says: `max_depth` levels at most. The root's children come with taking in
+  // n pairs, or from the tip where n is 0; a rule that does not expand the root leaves the pairs untouched. `values`: see
+  // Rule::expand.
+  void grow(const int64_t* tokens, const float* features, int n, const Rule& rule, int max_depth, Candidates& candidates,
+            std::vector<double>& values);
   void truncate(int length);
   int tree_rows() const { return int(outputs_.size()); }
 
