@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.draws import Draws, confidences, draw
+from eyas.generate import Session, generate
 from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
+from eyas.stopping import StopParams
+from eyas.targets.base import Features
 from eyas.tree import DraftTree, Floats, Ints, Proposal
 from eyas.verify import Acceptance, verify_sampling
 from support.exhaustive import Rng, distribution
+from support.tiny import TableTarget
 
 Words = tuple[int, ...]
 TARGET = [(7, 4, 3, 2), (1, 9, 1, 5), (0, 6, 8, 2), (5, 0, 0, 11), (16, 0, 0, 0), (4, 4, 4, 4)]
@@ -143,6 +148,73 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
             {0: Proposal(weights, None, places, places)},
         )
         assert verify_sampling(tree, lambda _: weights, rng).path == (0, 1)
+
+
+class Guessing:
+    """A session that draws from a flatter distribution than the target's, over some of its tokens."""
+
+    def __init__(self, target: TableTarget) -> None:
+        self.target, self.tokens = target, [0]  # the prompt's only token comes in no pair
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) - 1
+
+    def commit(self, tokens: Sequence[int], features: Features) -> None:
+        self.tokens += tokens
+
+    def truncate(self, length: int) -> None:
+        del self.tokens[length + 1 :]
+
+    def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
+        raise AssertionError("sampled answers draw")
+
+    def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
+        def score(candidates: Candidates, expanded: Ints) -> Children:
+            contexts = [[*self.tokens, *path_of(candidates, node)] for node in expanded.tolist()]
+            logits = np.array([self.target.logits(context)[SOME] / 2 for context in contexts])
+            return draws.children(logits, SOME, policy.topk)
+
+        return grow_tree(root, policy, max_depth, score)
+
+
+class Guesser:
+    name, feature_levels = "guesser", 0
+
+    def __init__(self, target: TableTarget) -> None:
+        self.target = target
+
+    def new_session(self) -> Guessing:
+        return Guessing(self.target)
+
+
+def test_sampled_answers_keep_their_distribution_through_the_whole_loop() -> None:
+    target = TableTarget(4, seed=5, spread=1.5)
+    params = SamplingParams(temperature=0.8)
+    rng = np.random.default_rng(1)
+    counts: Counter[Words] = Counter()
+    accepted, runs = 0, 3000
+    for _ in range(runs):
+        steps = list(
+            generate(
+                Session(target, Guesser(target)),
+                [0],
+                policy=DynamicPolicy(2, 2, 3),
+                params=params,
+                stop=StopParams(max_tokens=3),
+                rng=rng,
+            )
+        )
+        counts[tuple(token for step in steps for token in step.tokens)] += 1
+        accepted += steps[-1].stats.accepted_tokens
+    assert accepted > runs / 2
+    deviation = 0.0
+    for words in product(range(4), repeat=3):
+        chance = 1.0
+        for length, token in enumerate(words):
+            chance *= float(warp(target.logits([0, *words[:length]]), params)[token])
+        deviation += (counts[words] - runs * chance) ** 2 / (runs * chance)
+    assert deviation < 120  # chi-square of 63 degrees of freedom: beyond it once in 60,000
 
 
 @given(seed=st.integers(0, 2**32), temperature=st.sampled_from([0.3, 1.0, 2.0]), top_p=st.sampled_from([0.5, 0.9, 1.0]))

@@ -79,6 +79,23 @@ def test_grafting_can_be_asked_for_and_refused() -> None:
     assert planner(DraftSettings(graft=True), profile(none=150, dynamic=110, dynamic_graft=120)).plan() == PLAIN
 
 
+def test_drawing_is_what_was_measured_or_asked_for() -> None:
+    assert planner().plan().draw
+    assert not planner(DraftSettings(draw=False)).plan().draw
+    known = replace(profile(none=100, dynamic=110, budgeted=130, dynamic_drawn=140), drawn=(3, 2, 4))
+    plan = planner(known=known).plan()
+    assert (plan.name, plan.policy, plan.draw) == ("dynamic+drawn", DynamicPolicy(3, 2, 4), True)
+    chosen = planner(DraftSettings(draw=False), known).plan()
+    assert (chosen.name, chosen.draw) == ("budgeted", False)
+    slow = replace(profile(none=100, dynamic=150, budgeted=130, dynamic_drawn=140), drawn=(3, 2, 4))
+    assert not planner(known=slow).plan().draw  # its tree was chosen by what the likeliest brought
+    assert planner(DraftSettings(draw=True), slow).plan().name == "dynamic+drawn"
+    assert planner(DraftSettings(policy="dynamic"), slow).plan().draw
+    assert not planner(DraftSettings(policy="sequoia"), slow).plan().draw
+    assert planner(DraftSettings(policy="sequoia", draw=True), slow).plan().draw
+    assert not planner(DraftSettings(policy="dynamic", graft=True), slow).plan().draw
+
+
 def test_unmeasured_profiles_are_trusted_for_their_predictions() -> None:
     assert planner(known=profile()).plan().name == "budgeted"
     dear = replace(profile(), costs=replace(COSTS, first_ms=500.0))
@@ -136,6 +153,7 @@ def test_every_plan_gives_the_plain_answer(name: str, graft: str) -> None:
         ({"num_steps": 65}, "num_steps must be at most 64"),
         ({"num_draft_tokens": 10**9}, "num_draft_tokens must be at most 256"),
         ({"graft": True, "draft": "ngram"}, "--draft ngram"),
+        ({"graft": True, "draw": True}, "--draw excludes --graft"),
         ({"template": Path("t.json")}, "--policy static"),
         ({"policy": "static", "num_steps": 3, "topk": 2}, "leave out num_steps and topk"),
         ({"policy": "chain", "topk": 2}, "leave out topk"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from eyas.costs import CostTable, TimedCycle, with_whole_cycles
+from eyas.draws import Draws
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.generate import Session, generate
 from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree
@@ -20,6 +21,7 @@ from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
 from eyas.profile import (
+    DRAWN,
     GRAFT,
     Check,
     Profile,
@@ -36,7 +38,7 @@ from eyas.stopping import StopParams
 from eyas.targets.base import ArrayOutput, Features
 from eyas.timing import random_tree
 from eyas.tree import DraftTree, Ints
-from eyas.tuner import Effort, choose, over_all, settings, settle, tune
+from eyas.tuner import Effort, choose, drawn_trees, over_all, settings, settle, tune
 from support.tiny import TableCache, TableTarget
 
 PROMPTS = [[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5], [2, 7, 1, 8], [6, 6, 6]]
@@ -63,6 +65,14 @@ class NoisyDrafter:
         return log_softmax((logits + self.noise * rng.normal(size=len(logits))).astype(np.float32))
 
 
+def path_of(candidates: Candidates, node: int) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, int(candidates.tokens[node]))
+        node = int(candidates.parents[node])
+    return path
+
+
 class NoisySession:
     def __init__(self, drafter: NoisyDrafter) -> None:
         self._drafter = drafter
@@ -82,11 +92,7 @@ class NoisySession:
         def score(candidates: Candidates, expanded: Ints) -> Children:
             tokens, logs = [], []
             for node in expanded.tolist():
-                path: list[int] = []
-                while node > 0:
-                    path.append(int(candidates.tokens[node]))
-                    node = int(candidates.parents[node])
-                values = self._drafter.log_probs(self.tokens + path[::-1])
+                values = self._drafter.log_probs(self.tokens + path_of(candidates, node))
                 best = np.argsort(-values, kind="stable")[: policy.topk]
                 tokens.append(best)
                 logs.append(values[best])
@@ -355,6 +361,47 @@ def test_the_tuner_finds_the_prices_and_predicts_the_speeds(tmp_path: Path) -> N
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert told[-1] == ("done", 1.0)
+
+
+class DrawingDrafter(PricedDrafter):
+    def new_session(self) -> DrawingSession:
+        return DrawingSession(self)
+
+
+class DrawingSession(PricedSession):
+    """Draws from the target's own distribution: every draw is accepted."""
+
+    def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
+        drafter = self._drafter
+        assert isinstance(drafter, PricedDrafter)
+
+        def score(candidates: Candidates, expanded: Ints) -> Children:
+            logits = [drafter.target.logits([*self.tokens, *path_of(candidates, node)]) for node in expanded.tolist()]
+            return draws.children(np.array(logits), None, policy.topk)
+
+        return grow_tree(root, Paying(policy, drafter.machine), max_depth, score)
+
+
+def test_the_tuner_tries_drawn_trees_where_answers_are_sampled(tmp_path: Path) -> None:
+    machine = Machine(COSTS)
+    target = PricedTarget(machine, overhead_ms=0.4)
+    key = make_key(target, "abc", threads=2)
+    sampled = SamplingParams(temperature=1.0, seed=0)
+    profile = tune(target, DrawingDrafter(target), PROMPTS, key, params=sampled, effort=EFFORT, clock=machine)
+    assert profile.fastest() == "dynamic+drawn"
+    assert profile.drawn in drawn_trees(EFFORT)
+    (check,) = [check for check in profile.checks if check.policy.endswith(DRAWN)]
+    assert check.predicted is None
+    assert check.acceptance_length > 3
+    assert profile.fastest(draw=False) != "dynamic+drawn"
+    assert read_profile(save_profile(profile, tmp_path / "p.json")) == profile
+    with pytest.raises(InvalidInputError, match="its tree is missing"):
+        Profile.from_dict({**profile.as_dict(), "drawn": None})
+    # Greedy answers draw nothing, nor does a drafter that cannot.
+    for drafter, params in ((DrawingDrafter(target), None), (PricedDrafter(target), sampled)):
+        profile = tune(target, drafter, PROMPTS, key, params=params, effort=EFFORT, clock=machine)
+        assert profile.drawn is None
+        assert not any(check.policy.endswith(DRAWN) for check in profile.checks)
 
 
 class WanderingMachine(Machine):
