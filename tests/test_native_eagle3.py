@@ -156,11 +156,12 @@ def test_draws_are_those_of_the_reference(config: Eagle3Config, temperature: flo
     rng = np.random.default_rng(4)
     for k in (1, 3, 40) * 5:
         uniforms = rng.random((1, k))
-        places, weights = session.score_tip(k, uniforms, temperature)
+        places, weights, likeliest = session.score_tip(k, uniforms, temperature)
         drawn = [place for place in places[0].tolist() if place >= 0]
         assert drawn == draw(weights[0], k, Given(uniforms[0]))  # type: ignore[arg-type]
         raw = session.score_tip(0)[0].astype(np.float64)
         np.testing.assert_allclose(weights[0], np.exp((raw - raw.max()) / temperature), atol=2e-6)
+        assert np.exp(likeliest[0, 0]) == pytest.approx(1 / np.exp(raw - raw.max()).sum(), rel=1e-4)
 
 
 def test_drawn_trees_hold_distinct_siblings_of_the_draft_vocabulary() -> None:
@@ -172,7 +173,12 @@ def test_drawn_trees_hold_distinct_siblings_of_the_draft_vocabulary() -> None:
     known = set(read.token_ids.tolist())
     shapes = set()
     for seed, params in product(
-        range(6), (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.7))
+        range(6),
+        (
+            SamplingParams(temperature=1.0),
+            SamplingParams(temperature=1.0, top_p=0.7),
+            SamplingParams(temperature=1e-320),
+        ),
     ):
         draws = Draws(params, np.random.default_rng(seed))
         tree = session.propose_drawn(tokens[-1], POLICIES[0], 4, draws)

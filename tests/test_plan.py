@@ -154,6 +154,7 @@ def test_every_plan_gives_the_plain_answer(name: str, graft: str) -> None:
         ({"num_draft_tokens": 10**9}, "num_draft_tokens must be at most 256"),
         ({"graft": True, "draft": "ngram"}, "--draft ngram"),
         ({"graft": True, "draw": True}, "--draw excludes --graft"),
+        ({"draft": "ngram", "draw": True}, "--draw draws from a head's distribution"),
         ({"template": Path("t.json")}, "--policy static"),
         ({"policy": "static", "num_steps": 3, "topk": 2}, "leave out num_steps and topk"),
         ({"policy": "chain", "topk": 2}, "leave out topk"),

@@ -548,7 +548,10 @@ def test_another_model_is_noticed_in_a_named_file(profile: Profile) -> None:
     notices: list[str] = []
     key = replace(profile.key, model="ffff", sampled=True)
     assert load_profile(key, path, notices.append) is None
-    assert "model '0123abcd', not 'ffff'; sampled False, not True" in notices[0]
+    assert (
+        "model '0123abcd', not 'ffff'; greedy answers, not sampled ones; run eyas tune --temperature 1 again"
+        in notices[0]
+    )
     assert load_profile(profile.key, path) == profile
 
 

@@ -91,6 +91,8 @@ class DraftSettings:
             raise InvalidInputError(f"--draft none decodes plainly; leave out {' and '.join([*asked, *self.budget])}")
         if self.graft and self.draft in ("none", "ngram"):
             raise InvalidInputError(f"--graft joins n-grams to another drafter's tree, got --draft {self.draft}")
+        if self.draw and self.draft in ("none", "ngram"):
+            raise InvalidInputError(f"--draw draws from a head's distribution, got --draft {self.draft}")
         if self.graft and self.draw:
             raise InvalidInputError("--draw excludes --graft, which cuts a tree down by what its tokens are")
 
@@ -188,7 +190,10 @@ class Planner:
     def _policy(self, name: str) -> TreePolicy:
         budget, profile = self.settings.budget, self.profile
         if name in MEASURED and profile is None:
-            raise InvalidInputError(f"--policy {name} needs measurements of this machine, model and drafter: eyas tune")
+            raise InvalidInputError(
+                f"--policy {name} needs measurements of this machine, model and drafter: eyas tune, for sampled "
+                "answers eyas tune --temperature 1"
+            )
         if name == "budgeted":
             assert profile is not None
             return replace(profile.budgeted(), **budget)

@@ -97,11 +97,19 @@ class ProfileKey:
 
     def differences(self, other: ProfileKey) -> list[str]:
         """What does not agree, in words."""
-        return [
+        different = [
             f"{field.name.replace('_', ' ')} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
             for field in fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
+            if field.name != "sampled" and getattr(self, field.name) != getattr(other, field.name)
         ]
+        if self.sampled != other.sampled:
+            different.append("sampled answers, not greedy ones" if self.sampled else "greedy answers, not sampled ones")
+        return different
+
+    @property
+    def command(self) -> str:
+        """What makes a profile of this way of answering."""
+        return "eyas tune --temperature 1" if self.sampled else "eyas tune"
 
 
 @dataclass(frozen=True)
@@ -363,6 +371,6 @@ def load_profile(
         return None
     if different := profile.key.differences(key):
         if notice:
-            notice(f"the profile {place} is not used: it was made for {'; '.join(different)}; run eyas tune again")
+            notice(f"the profile {place} is not used: it was made for {'; '.join(different)}; run {key.command} again")
         return None
     return profile

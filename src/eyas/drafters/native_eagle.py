@@ -209,13 +209,14 @@ class _Growth:
         if not draws.by_temperature:
             return draws.children(self._scores(candidates, expanded, 0), token_ids, topk)
         uniforms = draws.rng.random((len(expanded), topk))
-        drawn, weights = self._scores(candidates, expanded, topk, uniforms, draws.params.temperature)
+        drawn, weights, likeliest = self._scores(candidates, expanded, topk, uniforms, draws.params.temperature)
         places = [[place for place in row if place >= 0] for row in drawn.tolist()]
-        return children(places, weights, token_ids, topk)
+        return children(places, weights, np.exp(likeliest[:, 0]), token_ids, topk)
 
     def _scores(self, candidates: Candidates, expanded: Ints, k: int, *draws: Any) -> Any:
         """The engine's word on the children of n nodes: the k best ids and log-probabilities [n, k]; with (uniforms
-        [n, k], temperature), k drawn places and their weights [n, draft vocab]; raw scores where k is 0."""
+        [n, k], temperature), k drawn places, their weights [n, draft vocab] and the likeliest's log-probability [n, 1];
+        raw scores where k is 0."""
         if candidates.depth == 0:
             return self._session.score_root(k, *draws)
         number = self._number

@@ -77,19 +77,19 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
 using Uniforms = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
 // Scores on their way to Python: ([n, k] ids, [n, k] log-probabilities); of draws ([n, k] places, [n, draft vocab]
-// weights); [n, draft vocab] raw scores where k is 0.
+// weights, [n] log-probabilities of the likeliest); [n, draft vocab] raw scores where k is 0.
 class ScoresOut {
  public:
   ScoresOut(const Head& head, int n, int k, const Uniforms& uniforms, float temperature)
       : n_(n), k_(k), vocab_(head.draft_vocab()), drawn_(uniforms && k), temperature_(temperature),
-        uniforms_(drawn_ ? uniforms->data() : nullptr), tokens_(size_t(n) * positive(k)), log_probs_(drawn_ ? 0 : size_t(n) * k),
+        uniforms_(drawn_ ? uniforms->data() : nullptr), tokens_(size_t(n) * positive(k)), log_probs_(drawn_ ? size_t(n) : size_t(n) * k),
         all_(k && !drawn_ ? 0 : size_t(n) * vocab_) {
     if (drawn_ && (int(uniforms->shape(0)) != n || int(uniforms->shape(1)) != k || !(temperature > 0)))
       throw std::invalid_argument("draws need uniforms [rows, k] and a temperature above 0");
   }
   Scores scores() { return {k_, tokens_.data, log_probs_.data, all_.data, uniforms_, temperature_}; }
   nb::object object() {
-    if (drawn_) return nb::make_tuple(tokens_.array(n_, k_), all_.array(n_, vocab_));
+    if (drawn_) return nb::make_tuple(tokens_.array(n_, k_), all_.array(n_, vocab_), log_probs_.array(n_, 1));
     if (k_) return nb::make_tuple(tokens_.array(n_, k_), log_probs_.array(n_, k_));
     return nb::cast(all_.array(n_, vocab_));
   }

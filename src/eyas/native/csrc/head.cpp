@@ -70,6 +70,7 @@ void Head::draw_from(const float* logits, const Scores& scores, int row) const {
   const int vocab = draft_vocab(), blocks = (vocab + kBlock - 1) / kBlock;
   float* weights = scores.all + size_t(row) * vocab;
   decoder.kernels.exponentials(logits, 1 / scores.temperature, vocab, weights);
+  scores.log_probs[row] = *std::max_element(logits, logits + vocab) - decoder.kernels.log_sum_exp(logits, vocab);
   std::vector<float> left(weights, weights + vocab);
   std::vector<double> sums(static_cast<size_t>(blocks));
   auto add_up = [&](int block) {

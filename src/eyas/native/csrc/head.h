@@ -16,7 +16,7 @@ namespace eyas {
 struct Scores {
   int k = 0;
   int64_t* tokens = nullptr;   // [rows, k] target ids; drawn: rows of lm_head, -1 where nothing was left
-  float* log_probs = nullptr;  // [rows, k]
+  float* log_probs = nullptr;  // [rows, k]; drawn: [rows] of the likeliest token at temperature 1
   float* all = nullptr;        // [rows, draft vocab] raw scores or weights
   const double* uniforms = nullptr;  // [rows, k] in [0, 1)
   float temperature = 1;       // of the weights
