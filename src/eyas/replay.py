@@ -19,7 +19,7 @@ from eyas.calibration import Bin, Calibration, reliability
 from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
 from eyas.generate import Session, generate
-from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
+from eyas.policies.base import Candidates, Children, TreePolicy, Watcher, grow_tree
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import Acceptance
 from eyas.policies.trace import PolicyTrace
@@ -365,17 +365,8 @@ class _Ranked:
         return accepted, (self.expanded[:num_steps], min(budget, self.guesses[num_steps]))
 
 
-class _Watch:
-    """A policy that drafts like another and verifies nothing."""
-
-    def __init__(self, policy: TreePolicy) -> None:
-        self._policy = policy
-        self.num_steps = policy.num_steps
-        self.topk = policy.topk
-        self.num_draft_tokens = 0
-
-    def expand(self, candidates: Candidates) -> Ints:
-        return self._policy.expand(candidates)
+class _Watch(Watcher):
+    """Verifies nothing."""
 
     def select(self, candidates: Candidates) -> Ints:
         return np.zeros(0, np.int64)

@@ -180,9 +180,10 @@ def tune(
     finishes = run(raced, effort.races, "checking predictions", 0.45, 0.55)
     part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
     predicted = predictions(part, raced, finishes, probe.costs())
+    grid_part = slice(len(ours), len(ours) + len(points))
     tried = {
         point.setting: (finish.rate / 1000, rate and rate / 1000)
-        for point, rate, finish in zip(points, predicted[len(ours) :], finishes[len(ours) :], strict=False)
+        for point, rate, finish in zip(points, predicted[grid_part], finishes[grid_part], strict=True)
     }
     # What was raced stays chosen; its prices are those of the race.
     costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))

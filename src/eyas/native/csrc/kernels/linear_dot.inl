@@ -203,4 +203,13 @@ struct Q8Dot : BytesDot<32, true> {
   }
 };
 
+constexpr Format kDotFormats[] = {
+    float_format<FloatFormat<F32>>(Type::f32),
+    float_format<BF16Dot>(Type::bf16),
+    int_format<Int8Dot, prepare_byte_row>(Type::int8, Int8Dot::pack, nullptr),
+    int_format<Q8Dot, prepare_byte_row>(Type::q8_0, nullptr, Q8Dot::pack_blocks),
+    int_format<Q4, prepare_byte_row>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
+    int_format<Q4, prepare_byte_row>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
+};
+
 }  // namespace
