@@ -18,6 +18,7 @@ extern const Kernels kPortableKernels;
 #ifdef EYAS_X86
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx512DotKernels;
 #endif
 #ifdef EYAS_AMX
@@ -49,17 +50,20 @@ int runnable(const Kernels** sets) {  // best first
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #ifdef EYAS_SIMDE
   sets[n++] = &kAvx512DotKernels;
+  sets[n++] = &kAvx512VnniKernels;
   sets[n++] = &kAvx512Kernels;
 #endif
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #ifndef EYAS_SIMDE
-  const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool dot = vnni && __builtin_cpu_supports("avx512bf16");
 #ifdef EYAS_AMX
   static const bool tiles = has_tiles();
   if (dot && tiles) sets[n++] = &kAmxKernels;
 #endif
   if (dot) sets[n++] = &kAvx512DotKernels;
+  if (vnni) sets[n++] = &kAvx512VnniKernels;
   if (avx512) sets[n++] = &kAvx512Kernels;
 #endif
   if (avx2) sets[n++] = &kAvx2Kernels;

@@ -39,17 +39,27 @@ const Format* find(const Format (&formats)[n], Type type) {
     if (format.type == type) return &format;
   return nullptr;
 }
+template <int n, int m>
+[[maybe_unused]] const Format* find(const Format (&first)[n], const Format (&second)[m], Type type) {
+  const Format* found = find(first, type);
+  return found ? found : find(second, type);
+}
 
-#ifndef EYAS_OWN_FORMATS
-constexpr Format kFormats[] = {
+// Processors with instructions for dot products have formats of their own.
+#ifndef EYAS_BF16_DOT
+constexpr Format kFloatFormats[] = {
     float_format<FloatFormat<F32>>(Type::f32),
     float_format<FloatFormat<BF16>>(Type::bf16),
+};
+#endif
+#ifndef EYAS_VNNI
+constexpr Format kIntFormats[] = {
     int_format<Int8>(Type::int8, Int8::pack, nullptr),
     int_format<Q8_0>(Type::q8_0, nullptr, Q8_0::pack_blocks),
     int_format<Q4>(Type::q4_0, nullptr, Q4::pack_blocks<false>),
     int_format<Q4>(Type::q4_1, nullptr, Q4::pack_blocks<true>),
 };
-const Format* format_of(Type type) { return find(kFormats, type); }
+const Format* format_of(Type type) { return find(kFloatFormats, kIntFormats, type); }
 #endif
 
 }  // namespace

@@ -1,11 +1,12 @@
 // AMX: sixteen rows of bfloat16 for the price of one. Integer weights stay with avx512_dot's instructions, which keep up
 // with memory just as well; sums over blocks of 32, each with a scale, would leave tiles half empty.
-#define EYAS_DOT
-#define EYAS_OWN_FORMATS
+#define EYAS_VNNI
+#define EYAS_BF16_DOT
 #include "vec_avx512.h"
 // The vocabulary comes first.
 #include "kernels.inl"
-#include "kernels/linear_dot.inl"
+#include "kernels/linear_bf16_dot.inl"
+#include "kernels/linear_byte_dot.inl"
 
 namespace {
 
@@ -110,8 +111,11 @@ void multiply_bf16(const void* panel, const void* acts, size_t stride, int rows,
   _tile_release();
 }
 
-constexpr Format kTiled = float_format<BF16Dot, multiply_bf16>(Type::bf16);
-const Format* format_of(Type type) { return type == kTiled.type ? &kTiled : find(kDotFormats, type); }
+constexpr Format kFloatFormats[] = {
+    float_format<FloatFormat<F32>>(Type::f32),
+    float_format<BF16Dot, multiply_bf16>(Type::bf16),
+};
+const Format* format_of(Type type) { return find(kFloatFormats, kByteDotFormats, type); }
 
 double burn_tiles(int64_t steps) {
   Shapes shapes;

@@ -1,14 +1,19 @@
 // AVX-512 with BF16 and VNNI.
-#define EYAS_DOT
-#define EYAS_OWN_FORMATS
+#define EYAS_VNNI
+#define EYAS_BF16_DOT
 #include "vec_avx512.h"
 // The vocabulary comes first.
 #include "kernels.inl"
-#include "kernels/linear_dot.inl"
+#include "kernels/linear_bf16_dot.inl"
+#include "kernels/linear_byte_dot.inl"
 
 namespace {
 
-const Format* format_of(Type type) { return find(kDotFormats, type); }
+constexpr Format kFloatFormats[] = {
+    float_format<FloatFormat<F32>>(Type::f32),
+    float_format<BF16Dot>(Type::bf16),
+};
+const Format* format_of(Type type) { return find(kFloatFormats, kByteDotFormats, type); }
 
 double burn_dots(int64_t steps) {
   constexpr int n = 16;

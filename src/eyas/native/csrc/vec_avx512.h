@@ -1,4 +1,4 @@
-// Vector vocabulary, AVX-512 F + BW + VL + DQ: 16 lanes. With EYAS_DOT also BF16 and VNNI.
+// Vector vocabulary, AVX-512 F + BW + VL + DQ: 16 lanes. With EYAS_VNNI also VNNI.
 #pragma once
 #ifdef EYAS_SIMDE  // a test build runs this file's arithmetic on processors without AVX-512
 #include "simde_gaps.h"
@@ -15,7 +15,7 @@ constexpr int L = 16;
 constexpr int C = 2;
 // 24 accumulators of 32 registers; where integer sums of a block are added to float ones, 12 of each.
 constexpr int kFloatRows = 12, kBf16Rows = 12, kNibbleRows = 6;
-#ifdef EYAS_DOT
+#ifdef EYAS_VNNI
 constexpr int kByteRows = 6;
 #else
 constexpr int kByteRows = 12;
@@ -54,7 +54,7 @@ inline F bf_hi(I w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1
 inline I i_widen8(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }  // 2L values
 inline I i_low_halves(I w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 inline I i_high_halves(I w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
-#ifdef EYAS_DOT
+#ifdef EYAS_VNNI
 inline I dot_add(I acc, I w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline I dot_total(I acc) { return acc; }
 #else
