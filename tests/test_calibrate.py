@@ -15,7 +15,7 @@ from eyas.bench.calibration_plots import calibration_plots
 from eyas.bench.plots import draw
 from eyas.bench.questions import Question
 from eyas.bench.reliability import curve, curves, observe, positions
-from eyas.calibration import CALIBRATION_FILE, IDENTITY, Calibration, LevelMap, read_calibration, with_calibration
+from eyas.calibration import CALIBRATION, IDENTITY, Calibration, LevelMap, read_calibration
 from eyas.cli import main
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.policies import Candidates, DynamicPolicy
@@ -116,14 +116,14 @@ def test_a_head_keeps_one_map_for_each_kind_of_answers(tmp_path: Path) -> None:
     greedy, sampled = (Calibration((LevelMap((-2.0, 0.0), (-1.0, -x)),)) for x in (0.1, 0.2))
     assert read_calibration(tmp_path, greedy=True) == IDENTITY
     for each, mode in ((greedy, True), (sampled, False)):
-        (tmp_path / CALIBRATION_FILE).write_text(json.dumps(with_calibration(tmp_path, each, greedy=mode)))
+        (tmp_path / CALIBRATION.file).write_text(json.dumps(CALIBRATION.merged(tmp_path, each.as_dict(), greedy=mode)))
     assert read_calibration(tmp_path, greedy=True) == greedy
     assert read_calibration(tmp_path, greedy=False) == sampled
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 9}', '{"format": 1, "greedy": [{"promised": [1]}]}'])
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / CALIBRATION_FILE).write_text(text)
+    (tmp_path / CALIBRATION.file).write_text(text)
     with pytest.raises(CheckpointError, match=r"calibration\.json"):
         read_calibration(tmp_path, greedy=True)
 

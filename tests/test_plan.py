@@ -19,7 +19,7 @@ from eyas.generate import Session, generate
 from eyas.plan import CHOICES, MEASURED, PLAIN, DraftSettings, Planner, profile_key, read_template
 from eyas.policies import DynamicPolicy, StaticPolicy
 from eyas.policies.gate import Gate
-from eyas.profile import Profile, profile_path, save_profile
+from eyas.profile import DrawnTree, Profile, profile_path, save_profile
 from eyas.stopping import StopParams
 from support.profiles import COSTS, made_up_profile
 from support.table_cli import load_table, use_table
@@ -82,12 +82,12 @@ def test_grafting_can_be_asked_for_and_refused() -> None:
 def test_drawing_is_what_was_measured_or_asked_for() -> None:
     assert planner().plan().draw
     assert not planner(DraftSettings(draw=False)).plan().draw
-    known = replace(profile(none=100, dynamic=110, budgeted=130, dynamic_drawn=140), drawn=(3, 2, 4))
+    known = replace(profile(none=100, dynamic=110, budgeted=130, dynamic_drawn=140), drawn=(DrawnTree(3, 2, 4, 2.5),))
     plan = planner(known=known).plan()
     assert (plan.name, plan.policy, plan.draw) == ("dynamic+drawn", DynamicPolicy(3, 2, 4), True)
     chosen = planner(DraftSettings(draw=False), known).plan()
     assert (chosen.name, chosen.draw) == ("budgeted", False)
-    slow = replace(profile(none=100, dynamic=150, budgeted=130, dynamic_drawn=140), drawn=(3, 2, 4))
+    slow = replace(profile(none=100, dynamic=150, budgeted=130, dynamic_drawn=140), drawn=(DrawnTree(3, 2, 4, 2.5),))
     assert not planner(known=slow).plan().draw  # its tree was chosen by what the likeliest brought
     assert planner(DraftSettings(draw=True), slow).plan().name == "dynamic+drawn"
     assert planner(DraftSettings(policy="dynamic"), slow).plan().draw
@@ -97,7 +97,11 @@ def test_drawing_is_what_was_measured_or_asked_for() -> None:
 
 
 def test_unmeasured_profiles_are_trusted_for_their_predictions() -> None:
-    assert planner(known=profile()).plan().name == "budgeted"
+    assert planner(known=profile()).plan().name == "budgeted+graft"
+    assert planner(DraftSettings(graft=False), profile()).plan().name == "budgeted"
+    assert planner(known=replace(profile(), hit_rates=())).plan().name == "budgeted"
+    drawn = planner(known=replace(profile(), drawn=(DrawnTree(3, 2, 4, 2.5), DrawnTree(2, 1, 2, 2.0)))).plan()
+    assert (drawn.name, drawn.policy, drawn.draw) == ("dynamic+drawn", DynamicPolicy(3, 2, 4), True)
     dear = replace(profile(), costs=replace(COSTS, first_ms=500.0))
     assert planner(known=dear).plan() == PLAIN
 
@@ -225,12 +229,24 @@ def test_a_template_from_a_file(run: Callable[..., Any], tmp_path: Path) -> None
     assert err.startswith("eyas: the template")
 
 
+def test_without_one_the_heads_forecast_serves(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = run("--draft", "none")
+    for turn, words in enumerate([(), *(("--policy", name) for name in MEASURED), ("--graft",), ("--no-graft",)]):
+        out, err = run(*words)
+        assert ("timing this machine once" in err) == (turn == 0)
+        assert json.loads(out)["token_ids"] == json.loads(plain)["token_ids"]
+        assert json.loads(out)["stats"]["draft_tokens"] > 0
+    out, _ = run("--temperature", "1", "--seed", "3")
+    assert json.loads(out)["stats"]["draft_tokens"] > 0
+    monkeypatch.setattr("eyas.plan.read_forecast", lambda head, *, greedy: None)
+    for name in MEASURED:
+        _, err = run("--policy", name)
+        assert f"--policy {name} needs measurements" in err
+
+
 def test_a_profile_is_found_and_used(run: Callable[..., Any]) -> None:
     plain, err = run("--draft", "none")
     assert err == ""
-    for name in MEASURED:
-        _, err = run("--policy", name)
-        assert "eyas tune" in err
     save_profile(profile(none=100, sequoia=150))
     for words in ((), ("--policy", "budgeted"), ("--graft",), ("--no-graft",)):
         out, err = run(*words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eyas.checkpoints.sidecar import Sidecar
 from eyas.costs import monotone
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.tree import Bools, Doubles, DraftTree, Floats
@@ -19,11 +19,8 @@ from eyas.tree import Bools, Doubles, DraftTree, Floats
 if TYPE_CHECKING:  # the policies use calibrations
     from eyas.policies.base import Candidates
 
-CALIBRATION_FILE = "calibration.json"
-"""Lies beside a head's weights: ``{"format": 1, "greedy": [map per level], "sampled": [map per level]}``; each of the
-two may be missing."""
-
-CALIBRATION_FORMAT = 1
+CALIBRATION = Sidecar("calibration.json", "a calibration", "eyas calibrate")
+"""Lies beside a head's weights; a part is a list of maps, one per level."""
 
 
 @dataclass(frozen=True)
@@ -171,33 +168,10 @@ def read_calibration(head: Path, *, greedy: bool) -> Calibration:
     Raises:
         CheckpointError: a file that is not a calibration.
     """
-    stored = _stored(head / CALIBRATION_FILE)
     try:
-        return Calibration.from_dict(stored.get(_mode(greedy), []))
+        return Calibration.from_dict(CALIBRATION.read(head, greedy=greedy) or [])
     except InvalidInputError as error:
-        raise CheckpointError(f"{head / CALIBRATION_FILE}: {error}") from None
-
-
-def with_calibration(head: Path, calibration: Calibration, *, greedy: bool) -> dict[str, Any]:
-    """What ``CALIBRATION_FILE`` of the head should hold: ``calibration``, and what is there for the other kind of
-    answers."""
-    return {"format": CALIBRATION_FORMAT, **_stored(head / CALIBRATION_FILE), _mode(greedy): calibration.as_dict()}
-
-
-def _mode(greedy: bool) -> str:
-    return "greedy" if greedy else "sampled"
-
-
-def _stored(file: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    if not isinstance(stored, dict) or stored.get("format") != CALIBRATION_FORMAT:
-        raise CheckpointError(f"{file} is not a calibration of format {CALIBRATION_FORMAT}; `eyas calibrate` makes one")
-    return stored
+        raise CheckpointError(f"{head / CALIBRATION.file}: {error}") from None
 
 
 def reliability(log_values: Floats, accepted: Bools, bins: int = 12) -> list[Bin]:

@@ -1,8 +1,9 @@
 """From what the user wants to who drafts, with which policy, behind which gate.
 
 Where a profile of this machine, target and drafter is there (``eyas tune``), ``auto`` is the policy it measured to be
-the fastest, plain decoding among them; elsewhere it is EAGLE-2 with its defaults. Either way a gate watches each
-request, by the measured costs or by typical ones.
+the fastest, plain decoding among them. Elsewhere a head that brings a forecast of its acceptance needs costs alone,
+which are timed at the first start, and a drafter without one is EAGLE-2 with its defaults. Either way a gate watches
+each request, by the measured costs or by typical ones.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import InvalidInputError
+from eyas.forecast import estimated_profile, read_forecast
 from eyas.policies import POLICIES, DynamicPolicy, StaticPolicy, TreePolicy, make_policy
 from eyas.policies.gate import Gate
 from eyas.policies.sequoia import sequoia
-from eyas.profile import DRAWN, GRAFT, Profile, ProfileKey, load_profile, profiles_directory
+from eyas.profile import DRAWN, GRAFT, Profile, ProfileKey, load_profile
 from eyas.targets.base import Target
 
 if TYPE_CHECKING:
     from eyas.loading import LoadedTarget
 
 MEASURED = ("sequoia", "budgeted")
-"""Policies that need a profile."""
+"""Policies that need a profile, or a head with a forecast."""
 
 CHOICES = ("auto", *POLICIES, *MEASURED)
 
@@ -183,7 +185,8 @@ class Planner:
     def _fastest(self, graft: bool | None) -> str:
         if self.profile is None or self.settings.budget:
             return "dynamic"
-        if graft and not any(check.policy.endswith(GRAFT) for check in self.profile.checks):
+        checks = self.profile.checks
+        if graft and checks and not any(check.policy.endswith(GRAFT) for check in checks):
             return self.profile.fastest(False)
         return self.profile.fastest(graft, draw=self.settings.draw)
 
@@ -224,7 +227,8 @@ def load_planner(
     device: str = "cpu",
     notice: Callable[[str], object] | None = None,
 ) -> Planner:
-    """Load the drafter, and the profile if a policy has a use for it.
+    """Load the drafter, and the profile if a policy has a use for it; without one time what passes cost, where the head
+    brings a forecast.
 
     Args:
         settings: what the user wants.
@@ -248,10 +252,12 @@ def load_planner(
     calibration = read_calibration(folder, greedy=greedy) if folder else IDENTITY
     profile = None
     wanted = policies or [settings.policy]
-    useful = settings.graft or any(name.endswith(GRAFT) or name in ("auto", *MEASURED) for name in wanted)
-    if useful and (settings.profile is not None or profiles_directory().is_dir()):
+    decided = any(name.removesuffix(GRAFT) in ("auto", *MEASURED) for name in wanted)
+    if decided or settings.graft or any(name.endswith(GRAFT) for name in wanted):
         key = profile_key(settings.draft, loaded, greedy=greedy, threads=threads, device=device)
         profile = load_profile(key, settings.profile, notice)
+        if decided and profile is None and folder and (forecast := read_forecast(folder, greedy=greedy)):
+            profile = estimated_profile(key, loaded.target, drafter, forecast, notice)
     return Planner(settings, loaded.target, drafter, profile, calibration)
 
 

@@ -28,7 +28,7 @@ from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
 from eyas.targets.base import TargetInfo
 
-FORMAT = 2
+FORMAT = 3
 
 GRAFT = "+graft"
 """Behind a policy's name: n-grams join the drafter's tree."""
@@ -136,6 +136,30 @@ class Check:
 
 
 @dataclass(frozen=True)
+class DrawnTree:
+    """EAGLE-2's tree with drawn tokens, and what it brought.
+
+    Attributes:
+        num_steps, topk, num_draft_tokens: its budget.
+        acceptance_length: tokens per cycle.
+    """
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    acceptance_length: float
+
+    @property
+    def policy(self) -> DynamicPolicy:
+        return DynamicPolicy(self.num_steps, self.topk, self.num_draft_tokens)
+
+    def rate(self, costs: CostTable) -> float:
+        """Tokens per millisecond at these costs."""
+        expanded = (1, *[self.topk] * (self.num_steps - 1))
+        return self.acceptance_length / costs.cycle(expanded, self.num_draft_tokens)
+
+
+@dataclass(frozen=True)
 class Profile:
     """Costs and acceptance, and what follows from them.
 
@@ -152,7 +176,7 @@ class Profile:
         checks: predictions against measurements.
         reliability: per level, bins of path value and acceptance.
         hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
-        drawn: num_steps, topk, num_draft_tokens of the fastest tree of drawn tokens; None where none was measured.
+        drawn: trees of drawn tokens, the fastest first; empty where none was measured.
     """
 
     key: ProfileKey
@@ -167,10 +191,10 @@ class Profile:
     checks: tuple[Check, ...] = ()
     reliability: tuple[tuple[Bin, ...], ...] = ()
     hit_rates: tuple[float, ...] = ()
-    drawn: tuple[int, int, int] | None = None
+    drawn: tuple[DrawnTree, ...] = ()
 
     def fastest(self, graft: bool | None = None, *, draw: bool | None = None) -> str:
-        """Name of the policy found to be the fastest, "none" for plain decoding.
+        """Name of the policy found to be the fastest, "none" for plain decoding. Where none was raced, what should be.
 
         Args:
             graft: whether n-grams are grafted; where None, whichever is faster.
@@ -183,8 +207,17 @@ class Profile:
             or (graft in (None, check.policy.endswith(GRAFT)) and draw in (None, check.policy.endswith(DRAWN)))
         ]
         if not checks:
-            return "budgeted" if self.budgeted().drafts else "none"
+            return self._presumed(graft, draw)
         return max(checks, key=lambda check: check.speed).policy
+
+    def _presumed(self, graft: bool | None, draw: bool | None) -> str:
+        """``fastest`` by what is known of other machines."""
+        if self.drawn and draw is not False and not graft:
+            return f"dynamic{DRAWN}"
+        if not self.budgeted().drafts:
+            return "none"
+        joined = graft or (graft is None and bool(self.hit_rates))
+        return f"budgeted{GRAFT}" if joined else "budgeted"
 
     def ngram(self) -> NgramDrafter:
         """N-grams at their measured price."""
@@ -210,7 +243,7 @@ class Profile:
 
     def dynamic_drawn(self) -> TreePolicy | None:
         """The policy of the fastest tree of drawn tokens; None: none was measured."""
-        return DynamicPolicy(*self.drawn) if self.drawn else None
+        return self.drawn[0].policy if self.drawn else None
 
     def sequoia(self) -> TreePolicy | None:
         """The best fixed tree; None: decode plainly."""
@@ -245,7 +278,7 @@ class Profile:
                 checks=tuple(Check(**check) for check in values["checks"]),
                 reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
                 hit_rates=tuple(values["hit_rates"]),
-                drawn=tuple(values["drawn"]) if values.get("drawn") else None,
+                drawn=tuple(DrawnTree(**tree) for tree in values["drawn"]),
             )
             profile._try_policies()
         except InvalidInputError:
@@ -256,7 +289,8 @@ class Profile:
 
     def _try_policies(self) -> None:
         """Make everything that can be planned with: what is wrong shows when a profile is read, not in an answer."""
-        setting = (*(self.best.setting if self.best else ()), *(self.drawn or ()))
+        budgets = [(tree.num_steps, tree.topk, tree.num_draft_tokens) for tree in self.drawn]
+        setting = (*(self.best.setting if self.best else ()), *(size for budget in budgets for size in budget))
         sizes = [*setting, *(1 + rank for path in self.template for rank in path)]
         if not all(isinstance(size, int) and 1 <= size < CURVE for size in sizes):
             raise InvalidInputError(f"settings and ranks are below {CURVE}, got {setting} and {self.template}")
@@ -265,7 +299,7 @@ class Profile:
         for check in self.checks:
             if check.policy.removesuffix(GRAFT).removesuffix(DRAWN) not in CHECKED:
                 raise InvalidInputError(f"{check.policy!r} was measured, which is not among {', '.join(CHECKED)}")
-            if check.policy.endswith(DRAWN) and self.drawn is None:
+            if check.policy.endswith(DRAWN) and not self.drawn:
                 raise InvalidInputError(f"{check.policy!r} was measured, but its tree is missing")
         for make in (self.budgeted, self.dynamic, self.dynamic_drawn, self.sequoia, self.ngram, self.fastest):
             make()
@@ -294,13 +328,15 @@ def profiles_directory() -> Path:
     return cache_directory() / "profiles"
 
 
-def profile_path(key: ProfileKey) -> Path:
-    """Where the profile for ``key`` is kept. Machine, threads and the drafter's weights are not in the name: one file
-    per choice of model, engine, dtype, drafter and way of answering, replaced by every re-tuning."""
+def profile_path(key: ProfileKey, *, estimated: bool = False) -> Path:
+    """Where the profile for ``key`` is kept, that of a tuning or an estimated one. Machine, threads and the drafter's
+    weights are not in the name: one file per choice of model, engine, dtype, drafter and way of answering, replaced by
+    every re-tuning."""
     place = sha256(key.drafter.encode()).hexdigest()[:8]  # heads of one name in several directories
     words = (key.model, key.engine, key.dtype, f"{Path(key.drafter).name[:40]}.{place}")
     name = "-".join(re.sub(r"[^\w.+]+", "_", word).strip("_.") for word in words)
-    return profiles_directory() / f"{name}-{'sampled' if key.sampled else 'greedy'}.json"
+    kind = "estimate.json" if estimated else "json"
+    return profiles_directory() / f"{name}-{'sampled' if key.sampled else 'greedy'}.{kind}"
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:

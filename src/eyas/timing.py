@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from time import perf_counter
 
 import numpy as np
 
@@ -32,6 +33,13 @@ SAMPLES = 2
 """Target passes of each size per round: the price of a few rows more is a small difference of large numbers."""
 
 WARM_UP_TOKENS = 8
+
+QUICK_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
+QUICK_NODES = (1, 4, 8)
+QUICK_CONTEXT = 128
+QUICK_ROUNDS = 3
+QUICK_SECONDS = 1.0
+"""What a first start times: sizes, tokens looked back on, rounds, and when to be content with fewer."""
 
 
 class CostProbe:
@@ -120,6 +128,33 @@ class CostProbe:
         self._session.commit(context[known + 1 :], self._features[known:-1])
         self._session.propose(context[-1], policy, policy.num_steps)
         return 1000 * (self._clock() - start)
+
+
+def measure_costs(
+    target: Target, drafter: Drafter, *, topk: int, logits: bool, clock: Clock = perf_counter
+) -> CostTable:
+    """Costs in about a second, after arbitrary text: enough to tell what pays.
+
+    Args:
+        target, drafter: whose passes are timed.
+        topk: width of the drafts.
+        logits: whether target passes write their logits down, as they do for sampled answers.
+        clock: for tests.
+    """
+    info = target.info
+    length = max(FRESH + 2, min(QUICK_CONTEXT, info.max_positions - max(QUICK_ROWS) - 1))
+    context = np.random.default_rng(0).integers(info.vocab_size, size=length).tolist()
+    probe = CostProbe(
+        target, drafter, context, QUICK_ROWS, QUICK_NODES, topk=topk, num_steps=1 + DEEPER, clock=clock, logits=logits
+    )
+    probe.round()  # warms up
+    probe.forget()
+    start = clock()
+    for _ in range(QUICK_ROUNDS):
+        probe.round()
+        if clock() - start > QUICK_SECONDS:
+            break
+    return probe.costs()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
-from eyas.profile import DRAWN, GRAFT, Check, Profile, ProfileKey
+from eyas.profile import DRAWN, GRAFT, Check, DrawnTree, Profile, ProfileKey
 from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
@@ -191,10 +191,10 @@ def tune(
         Check(each.name, rate, finish.rate, finish.acceptance_length)
         for each, rate, finish in zip(ours, predicted, finishes, strict=False)
     ]
-    best_drawn = None
-    if drawn:
-        place = max(range(len(drawn)), key=lambda number: finishes[number - len(drawn)].rate)
-        best_drawn, finish = drawn[place], finishes[place - len(drawn)]
+    # Without drawn trees the slice takes all, and the zip none.
+    by_rate = sorted(zip(drawn, finishes[-len(drawn) :], strict=False), key=lambda each: -each[1].rate)
+    if by_rate:
+        finish = by_rate[0][1]
         checks.append(Check(f"dynamic{DRAWN}", None, finish.rate, finish.acceptance_length))
     everywhere = {each.name: 1000 * replay(recording, each.policy, costs).rate for each in ours}
     final = choose(recording, costs, key, largest, walked)
@@ -209,7 +209,7 @@ def tune(
         best=chosen.best and grid[chosen.best.setting],
         template=chosen.template,
         hit_rates=chosen.hit_rates,
-        drawn=best_drawn,
+        drawn=tuple(DrawnTree(*tree, finish.acceptance_length) for tree, finish in by_rate),
         grid=tuple(grid.values()),
         checks=tuple(over_all(checks, everywhere)),
     )

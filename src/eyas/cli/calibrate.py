@@ -86,7 +86,7 @@ def measure(
     from eyas.bench.calibration_plots import SCHEMA
     from eyas.bench.questions import load_questions
     from eyas.bench.run import write_json
-    from eyas.calibration import CALIBRATION_FILE, with_calibration
+    from eyas.calibration import CALIBRATION
     from eyas.environment import command_line, commit, machine, portable, versions
     from eyas.loading import head_directory, head_notice, load_drafter
     from eyas.policies import DynamicPolicy
@@ -154,7 +154,7 @@ def measure(
     }
     if save:
         assert calibration is not None
-        write_json(folder / CALIBRATION_FILE, with_calibration(folder, calibration, greedy=params.greedy))
+        write_json(folder / CALIBRATION.file, CALIBRATION.merged(folder, calibration.as_dict(), greedy=params.greedy))
     return data
 
 

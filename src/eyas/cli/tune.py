@@ -48,10 +48,20 @@ def tune_command(
     plot: Annotated[
         Path | None, Option(help="Draw predicted speeds as a heat map (.png, .svg).", show_default=False)
     ] = None,
+    save: Annotated[
+        bool,
+        Option(
+            "--save",
+            help="Also store with the head what holds on any machine: those who use it elsewhere need not tune.",
+        ),
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the profile as one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure what passes cost and what drafts bring on this machine; choose the fastest way to draft."""
+    from eyas.bench.run import write_json
     from eyas.cli.bench import check_writable
+    from eyas.forecast import FORECAST, Forecast
+    from eyas.loading import head_directory
     from eyas.plan import DraftSettings
 
     if draft == "none":
@@ -60,10 +70,18 @@ def tune_command(
     measured = make_effort(effort, settings.budget)
     check_writable(out)
     check_writable(plot)
+    head = head_directory(draft)
+    if save and (head is None or not head.is_dir()):
+        raise InvalidInputError(f"--save stores a forecast with a head, got --draft {draft}")
+    if save and head is not None:
+        FORECAST.read(head, greedy=True)  # a damaged file is told before the work
     profile = measure(model, draft, prompts, limit, temperature, measured)
     from eyas.profile import save_profile
 
     path = save_profile(profile, out)
+    if save and head is not None:
+        values = FORECAST.merged(head, Forecast.of(profile).as_dict(), greedy=temperature == 0)
+        write_json(head / FORECAST.file, values)
     if plot is not None:
         from eyas.bench.tuning import write_heat_map
 

@@ -1,0 +1,146 @@
+"""A profile without a tuning. What a head's guesses are worth is the same on any machine: ``eyas tune --save`` keeps it
+with the head. What passes cost here is timed in about a second, the first time a model and a drafter meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.calibration import Calibration
+from eyas.checkpoints.sidecar import Sidecar
+from eyas.costs import CostTable
+from eyas.drafters.base import Drafter
+from eyas.errors import CheckpointError, InvalidInputError
+from eyas.policies.sequoia import Acceptance, as_acceptance, sequoia_for
+from eyas.profile import DrawnTree, Profile, ProfileKey, profile_path, read_profile, save_profile
+from eyas.targets.base import Target
+from eyas.timing import measure_costs
+
+FORECAST = Sidecar("forecast.json", "a forecast", "eyas tune --save")
+"""Lies beside a head's weights; a part is as ``Forecast.as_dict`` gives it."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a head's guesses are worth, whatever runs it.
+
+    Attributes:
+        acceptance: p[depth][rank].
+        calibration: path values to probabilities.
+        num_draft_tokens: nodes verified per cycle at most.
+        hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
+        drawn: trees of drawn tokens, for sampled answers.
+    """
+
+    acceptance: Acceptance
+    calibration: Calibration
+    num_draft_tokens: int
+    hit_rates: tuple[float, ...] = ()
+    drawn: tuple[DrawnTree, ...] = ()
+
+    @classmethod
+    def of(cls, profile: Profile) -> Forecast:
+        """What a tuning found that holds elsewhere, too."""
+        return cls(profile.acceptance, profile.calibration, profile.num_draft_tokens, profile.hit_rates, profile.drawn)
+
+    def profile(self, key: ProfileKey, costs: CostTable) -> Profile:
+        """What follows at these costs. The rate is that of the best fixed tree, drawn trees are ordered by what they
+        bring; those that are slower than plain decoding are left out."""
+        plain = 1 / costs.plain_ms
+        tree = sequoia_for(
+            self.acceptance,
+            costs,
+            num_draft_tokens=self.num_draft_tokens,
+            num_steps=len(self.acceptance),
+            topk=len(self.acceptance[0]),
+        )
+        paying = [each for each in self.drawn if each.rate(costs) > plain]
+        return Profile(
+            key=key,
+            costs=costs,
+            acceptance=self.acceptance,
+            calibration=self.calibration,
+            rate=max(plain, tree.rate),
+            best=None,
+            template=tree.policy.template if tree.policy else (),
+            num_draft_tokens=self.num_draft_tokens,
+            hit_rates=self.hit_rates,
+            drawn=tuple(sorted(paying, key=lambda each: -each.rate(costs))),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "acceptance": [list(row) for row in self.acceptance],
+            "calibration": self.calibration.as_dict(),
+            "num_draft_tokens": self.num_draft_tokens,
+            "hit_rates": list(self.hit_rates),
+            "drawn": [asdict(each) for each in self.drawn],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Forecast:
+        """The inverse of ``as_dict``.
+
+        Raises:
+            InvalidInputError: values that are no forecast.
+        """
+        try:
+            return cls(
+                acceptance=as_acceptance(values["acceptance"]),
+                calibration=Calibration.from_dict(values["calibration"]),
+                num_draft_tokens=int(values["num_draft_tokens"]),
+                hit_rates=tuple(map(float, values["hit_rates"])),
+                drawn=tuple(DrawnTree(**each) for each in values["drawn"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError(f"not a forecast: {error!r}") from None
+
+
+def read_forecast(head: Path, *, greedy: bool) -> Forecast | None:
+    """The forecast stored with the head in directory ``head``; None where there is none for such answers.
+
+    Raises:
+        CheckpointError: a file that is not a forecast.
+    """
+    values = FORECAST.read(head, greedy=greedy)
+    try:
+        return None if values is None else Forecast.from_dict(values)
+    except InvalidInputError as error:
+        raise CheckpointError(f"{head / FORECAST.file}: {error}") from None
+
+
+def estimated_profile(
+    key: ProfileKey,
+    target: Target,
+    drafter: Drafter,
+    forecast: Forecast,
+    notice: Callable[[str], object] | None = None,
+) -> Profile:
+    """The profile that follows from a forecast and from costs timed here, now or at an earlier start.
+
+    Args:
+        key: what it is for.
+        target, drafter: whose passes are timed.
+        forecast: of the drafter.
+        notice: told in one line that passes are timed, or that the result could not be kept.
+    """
+    path = profile_path(key, estimated=True)
+    try:
+        known = read_profile(path) if path.exists() else None
+    except CheckpointError:
+        known = None
+    if known is not None and known.key == key:
+        return known if Forecast.of(known) == forecast else forecast.profile(key, known.costs)
+    if notice:
+        notice("timing this machine once for this model and drafter; eyas tune measures more")
+    costs = measure_costs(target, drafter, topk=len(forecast.acceptance[0]), logits=key.sampled)
+    profile = forecast.profile(key, costs)
+    try:
+        save_profile(profile, path)
+    except InvalidInputError as error:
+        if notice:
+            notice(str(error))
+    return profile

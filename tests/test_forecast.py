@@ -1,0 +1,170 @@
+"""A profile without a tuning: stored with a head what holds anywhere, timed once what does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eyas.forecast
+from eyas.calibration import Calibration, LevelMap
+from eyas.cli import main
+from eyas.costs import CostTable
+from eyas.errors import CheckpointError, InvalidInputError
+from eyas.forecast import FORECAST, Forecast, estimated_profile, read_forecast
+from eyas.plan import profile_key
+from eyas.profile import DrawnTree, profile_path, save_profile
+from eyas.timing import measure_costs
+from support.profiles import COSTS, made_up_profile
+from support.table_cli import load_table
+
+LOADED, DRAFTER = load_table()
+KEY = profile_key("default", LOADED, greedy=True)  # type: ignore[arg-type]
+MAP = LevelMap((-3.0, -0.5), (-2.0, -0.1))
+SMALL, LARGE = DrawnTree(2, 1, 2, 1.8), DrawnTree(5, 4, 12, 2.8)
+FORECAST_HERE = Forecast(((0.5, 0.2, 0.1),) * 3, Calibration((MAP,)), 15, (0.3, 0.6))
+STEEP = CostTable((1, 4, 16), (10.0, 15.0, 30.0), (1, 4), (0.3, 0.5), first_ms=0.5)
+DEAR = CostTable((1, 4, 16), (10.0, 40.0, 160.0), (1, 4), (9.0, 9.0), first_ms=9.0)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What was asked of ``measure_costs``, which always finds ``COSTS``; profiles in a directory of the test's own."""
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
+    asked: list[dict[str, Any]] = []
+
+    def measure(target: Any, drafter: Any, **options: Any) -> CostTable:
+        asked.append(options)
+        return COSTS
+
+    monkeypatch.setattr(eyas.forecast, "measure_costs", measure)
+    return asked
+
+
+def estimate(forecast: Forecast = FORECAST_HERE, notice: Callable[[str], object] | None = None, **key: Any) -> Any:
+    return estimated_profile(replace(KEY, **key), LOADED.target, DRAFTER, forecast, notice)
+
+
+def test_it_is_stored_with_the_head_for_each_way_of_answering(tmp_path: Path) -> None:
+    assert read_forecast(tmp_path, greedy=True) is None
+    sampled = replace(FORECAST_HERE, drawn=(SMALL, LARGE))
+    for each, greedy in ((FORECAST_HERE, True), (sampled, False)):
+        (tmp_path / FORECAST.file).write_text(json.dumps(FORECAST.merged(tmp_path, each.as_dict(), greedy=greedy)))
+    assert read_forecast(tmp_path, greedy=True) == FORECAST_HERE
+    assert read_forecast(tmp_path, greedy=False) == sampled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"format": 2}',
+        '{"format": 1, "greedy": []}',
+        '{"format": 1, "greedy": {"acceptance": [[0.5]]}}',
+        json.dumps({"format": 1, "greedy": {**FORECAST_HERE.as_dict(), "acceptance": [[2.0]]}}),
+        json.dumps({"format": 1, "greedy": {**FORECAST_HERE.as_dict(), "drawn": [{"num_steps": 2}]}}),
+    ],
+)
+def test_a_damaged_one_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / FORECAST.file).write_text(text)
+    with pytest.raises(CheckpointError, match=FORECAST.file):
+        read_forecast(tmp_path, greedy=True)
+
+
+def test_prices_decide() -> None:
+    greedy = FORECAST_HERE.profile(KEY, COSTS)
+    assert greedy.fastest() == "budgeted+graft"
+    assert greedy.fastest(False) == "budgeted"
+    assert greedy.rate > 1 / COSTS.plain_ms
+    assert greedy.template
+    assert Forecast.of(greedy) == FORECAST_HERE
+    poor = replace(FORECAST_HERE, acceptance=((0.02, 0.01, 0.01),) * 3).profile(KEY, DEAR)
+    assert poor.fastest() == "none"
+    assert poor.rate == 1 / DEAR.plain_ms
+    assert poor.template == ()
+
+
+def test_drawn_trees_are_ordered_by_what_they_bring_here() -> None:
+    sampled = replace(FORECAST_HERE, drawn=(SMALL, LARGE))
+    flat = sampled.profile(KEY, COSTS)
+    assert flat.drawn == (LARGE, SMALL)
+    assert flat.fastest() == "dynamic+drawn"
+    assert flat.fastest(draw=False) == "budgeted+graft"
+    assert flat.fastest(graft=True) == "budgeted+graft"
+    assert sampled.profile(KEY, STEEP).drawn == (SMALL,)  # 2.8 tokens do not pay for 13 rows
+    assert sampled.profile(KEY, DEAR).drawn == ()
+    expanded = (1, 4, 4, 4, 4)
+    assert LARGE.rate(COSTS) == 2.8 / COSTS.cycle(expanded, 12)
+
+
+def test_passes_are_timed_once(timed: list[dict[str, Any]]) -> None:
+    told: list[str] = []
+    first = estimate(notice=told.append)
+    assert timed == [{"topk": 3, "logits": False}]
+    assert "once" in told.pop()
+    assert estimate(notice=told.append) == first
+    assert not told
+    # Another word of the head on its guesses needs no other prices.
+    other = replace(FORECAST_HERE, num_draft_tokens=4)
+    assert estimate(other) == other.profile(KEY, COSTS)
+    assert len(timed) == 1
+    # Other threads do, and sampled answers, whose passes write their logits down.
+    estimate(threads=7)
+    estimate(sampled=True)
+    assert [each["logits"] for each in timed] == [False, False, True]
+
+
+def test_what_was_kept_may_be_damaged_or_unwritable(
+    timed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = estimate()
+    profile_path(KEY, estimated=True).write_text("{")
+    assert estimate() == expected
+    assert len(timed) == 2
+
+    def refuse(*arguments: Any) -> None:
+        raise InvalidInputError("disk full")
+
+    monkeypatch.setattr(eyas.forecast, "save_profile", refuse)
+    told: list[str] = []
+    assert estimate(threads=9, notice=told.append).costs == COSTS
+    assert told[-1] == "disk full"
+
+
+def test_a_tuning_comes_first(timed: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    estimate()
+    save_profile(made_up_profile(KEY, none=1.0))
+    assert profile_path(KEY) != profile_path(KEY, estimated=True)
+    assert {path.name for path in profile_path(KEY).parent.iterdir()} == {
+        profile_path(KEY).name,
+        profile_path(KEY, estimated=True).name,
+    }
+
+
+def test_quick_costs_are_those_of_the_machine() -> None:
+    now = 0.0
+
+    def clock() -> float:  # every look takes a second and a half
+        nonlocal now
+        now += 1.5
+        return now
+
+    costs = measure_costs(LOADED.target, DRAFTER, topk=2, logits=True, clock=clock)
+    assert costs.verify_rows[:2] == (1, 2)
+    assert costs.draft_nodes == (1,)  # no wider than asked
+    assert set(costs.verify_ms) == {1500.0}
+    assert costs.first_ms == 1500.0
+    assert costs.level(1) == 0.0
+    short, drafter = load_table(max_positions=48)
+    assert measure_costs(short.target, drafter, topk=2, logits=False, clock=clock).plain_ms == 1500.0
+
+
+def test_only_a_head_can_keep_a_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", "--draft", "ngram", "--save"])
+    assert "--save stores a forecast with a head" in capsys.readouterr().err
