@@ -14,7 +14,7 @@ from eyas.policies import Candidates, DynamicPolicy, grow_tree
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
 from eyas.tree import DraftTree, Floats, Ints
-from eyas.verify import Acceptance, sample, verify_greedy, verify_sampling
+from eyas.verify import BLOCK, Acceptance, sample, verify_greedy, verify_sampling
 from support.exhaustive import Rng, distribution, outcomes
 from support.tiny import TableTarget
 
@@ -236,6 +236,21 @@ def test_a_token_without_mass_is_never_drawn(weights: tuple[float, ...], scale: 
 def test_a_draw_has_exactly_the_given_distribution(weights: tuple[int, ...]) -> None:
     drawn = distribution(lambda rng: sample(np.array(weights, np.float32), rng))
     assert drawn == {token: Fraction(weight, 16) for token, weight in enumerate(weights) if weight}
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, 5 * BLOCK, 5 * BLOCK + 3])
+def test_a_large_vocabulary_is_searched_as_a_small_one(size: int) -> None:
+    rng = np.random.default_rng(size)
+    weights = rng.random(size)
+    weights[rng.random(size) < 0.5] = 0.0
+    weights[BLOCK : 2 * BLOCK] = 0.0  # a block without any mass
+    ends = np.cumsum(weights)
+    # In the middle of each token's share of the mass, where rounding cannot lead astray.
+    for token in np.flatnonzero(weights)[::7].tolist():
+        mark = (ends[token] - weights[token] / 2) / ends[-1]
+        assert sample(weights, Fixed([mark])) == token
+    for draw in (0.0, np.nextafter(1.0, 0.0), *(ends[BLOCK - 1 :: BLOCK] / ends[-1]).clip(max=np.nextafter(1.0, 0.0))):
+        assert weights[sample(weights, Fixed([draw]))] > 0
 
 
 def test_greedy_by_hand() -> None:

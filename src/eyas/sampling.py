@@ -209,13 +209,17 @@ def warp(logits: Floats, params: SamplingParams) -> Floats:
         return one_hot
     # A tiny temperature sends all but the maximum to -inf, as it should; float32's own zero would make NaN of it.
     temperature = max(np.float32(params.temperature), np.finfo(np.float32).tiny)
-    with np.errstate(over="ignore"):
-        scaled = (logits - logits.max()) / temperature
+    scaled: Floats = logits - logits.max()  # the one array of this size: everything else happens in place
+    if temperature != 1.0:
+        with np.errstate(over="ignore"):
+            scaled /= temperature
     if 0 < params.top_k < len(scaled):
         threshold = np.partition(scaled, -params.top_k)[-params.top_k]
-        scaled = np.where(scaled < threshold, np.float32(-np.inf), scaled)
-    probabilities: Floats = np.exp(scaled)
+        scaled[scaled < threshold] = -np.inf
+    probabilities: Floats = np.exp(scaled, out=scaled)
     probabilities /= probabilities.sum()
+    if params.top_p == 1.0 and params.min_p == 0.0:
+        return probabilities
     if params.top_p < 1.0:
         probabilities = _nucleus(probabilities, params.top_p)
     if params.min_p > 0.0:

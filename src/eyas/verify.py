@@ -15,6 +15,9 @@ import numpy as np
 
 from eyas.tree import Doubles, DraftTree, Floats, Proposal
 
+BLOCK = 256
+"""Tokens whose weights are summed before one of them is looked for."""
+
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -130,9 +133,16 @@ def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng:
 
 def sample(weights: Floats | Doubles, rng: np.random.Generator) -> int:
     """One index drawn in proportion to ``weights`` [V]; an index of weight zero is never drawn."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    if index < len(weights):
-        return index
-    # A draw so near 1 that its product rounds up to the whole mass belongs to the last index that has any.
+    # Sums of blocks first: adding up one after the other all of a large vocabulary takes as long as its softmax.
+    ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64))
+    mark = rng.random() * ends[-1]
+    block = int(np.searchsorted(ends, mark, side="right"))
+    if block < len(ends):
+        start, before = block * BLOCK, ends[block - 1] if block else 0.0
+        within = before + np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
+        index = int(np.searchsorted(within, mark, side="right"))
+        if index < len(within):
+            return start + index
+        weights = weights[: start + BLOCK]
+    # A draw so near the end that rounding leads past it belongs to the last index that has any mass.
     return int(np.flatnonzero(weights)[-1])
