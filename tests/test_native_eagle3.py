@@ -20,9 +20,11 @@ from eyas.checkpoints.eagle3 import Eagle3Checkpoint
 from eyas.drafters.eagle3 import Eagle3Drafter
 from eyas.drafters.native_eagle import NativeEagleDrafter
 from eyas.draws import Draws, draw
+from eyas.costs import CostTable
 from eyas.errors import InvalidInputError
 from eyas.heads.config import Eagle3Config
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
+from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from eyas.targets.native import NativeTarget
@@ -161,7 +163,7 @@ def test_draws_are_those_of_the_reference(config: Eagle3Config, temperature: flo
         assert drawn == draw(weights[0], k, Given(uniforms[0]))  # type: ignore[arg-type]
         raw = session.score_tip(0)[0].astype(np.float64)
         np.testing.assert_allclose(weights[0], np.exp((raw - raw.max()) / temperature), atol=2e-6)
-        assert np.exp(likeliest[0, 0]) == pytest.approx(1 / np.exp(raw - raw.max()).sum(), rel=1e-4)
+        assert likeliest[0, 0] == pytest.approx(1 / np.exp(raw - raw.max()).sum(), rel=1e-4)
 
 
 def test_drawn_trees_hold_distinct_siblings_of_the_draft_vocabulary() -> None:
@@ -190,6 +192,46 @@ def test_drawn_trees_hold_distinct_siblings_of_the_draft_vocabulary() -> None:
                 assert [read.token_ids[place] for place in proposal.places] == list(proposal.tokens)
         shapes.add(tuple(tree.tokens.tolist()))
     assert len(shapes) > 6  # seeds matter
+
+
+class ByHand(DynamicPolicy):
+    """A policy that the engine does not know, and so asks level by level."""
+
+
+class BudgetedByHand(BudgetedPolicy):
+    pass
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, target_lm_head=True, draft_vocab_size=None)])
+@pytest.mark.parametrize("known", [0, 9])
+def test_a_tree_drawn_in_one_call_is_that_drawn_level_by_level(config: Eagle3Config, known: int) -> None:
+    costs = CostTable((1, 4, 16), (10.0, 10.5, 14.0), (1, 4), (0.3, 0.5), first_ms=0.5)
+    acceptance = ((0.5, 0.2, 0.1),) * 3
+    pairs_of_policies = [
+        (DynamicPolicy(4, 3, 10), ByHand(4, 3, 10)),
+        (DynamicPolicy(3, 40, 30), ByHand(3, 40, 30)),
+        (BudgetedPolicy(costs, acceptance, 3, 3, 9), BudgetedByHand(costs, acceptance, 3, 3, 9)),
+    ]
+    for seed, (policy, by_hand), temperature in product(range(4), pairs_of_policies, (0.3, 1.0)):
+        trees = []
+        for each in (policy, by_hand):
+            session = NativeEagleDrafter(checkpoint(config), load_target()).new_session()
+            tokens, features = pairs(9)
+            session.commit(tokens, features)
+            if known:  # the tip is scored again
+                session.propose(tokens[-1], policy, 1)
+            draws = Draws(SamplingParams(temperature=temperature), np.random.default_rng(seed))
+            trees.append(session.propose_drawn(tokens[-1], each, 4, draws))
+        one, other = trees
+        assert one.num_draft_tokens > 0
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.parents.tolist() == other.parents.tolist()
+        assert one.log_values.tolist() == other.log_values.tolist()
+        assert one.proposals.keys() == other.proposals.keys()
+        for node, proposal in one.proposals.items():
+            assert list(proposal.tokens) == list(other.proposals[node].tokens)
+            assert list(proposal.places) == list(other.proposals[node].places)
+            assert np.array_equal(proposal.weights, other.proposals[node].weights)
 
 
 def test_misfits_are_refused() -> None:

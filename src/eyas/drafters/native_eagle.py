@@ -8,7 +8,7 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from eyas.native.rules import Rule, make_rule
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree, prune, watched
 from eyas.targets.base import Features
 from eyas.targets.native import NativeTarget
-from eyas.tree import DraftTree, Floats, Ints
+from eyas.tree import DraftTree, Floats, Ints, Proposal
 
 if TYPE_CHECKING:
     from eyas.checkpoints.eagle import EagleCheckpoint
@@ -142,10 +142,10 @@ class NativeEagleSession:
             )
         if max_depth < 1 or not (self._tokens or self._core.has_tip):
             return DraftTree.root_only(root)
-        rule = self._rule_of(watched(policy)) if draws is None else None
+        rule = self._rule_of(watched(policy)) if draws is None or draws.by_temperature else None
         if rule is None:
             return grow_tree(root, policy, max_depth, _Growth(self, policy.topk, draws))
-        candidates = self._grow(root, rule, min(policy.num_steps, max_depth))
+        candidates = self._grow(root, rule, policy.topk, min(policy.num_steps, max_depth), draws)
         return prune(candidates, policy.select(candidates))
 
     def truncate(self, length: int) -> None:
@@ -163,15 +163,27 @@ class NativeEagleSession:
             self._policy, self._rule = policy, make_rule(policy)
         return self._rule
 
-    def _grow(self, root: int, rule: Rule, max_depth: int) -> Candidates:
+    def _grow(self, root: int, rule: Rule, topk: int, max_depth: int, draws: Draws | None) -> Candidates:
         """The tree that ``grow_tree`` would grow, before any selection."""
-        grown, values = self._core.grow(root, *self._waiting(), rule.core, max_depth)
+        drawing = ()
+        if draws is not None:  # numbers for all that could be expanded: [level, node, child]
+            drawing = (draws.rng.random((max_depth, topk, topk)), draws.params.temperature)
+        grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
         known = (rule.calibration, values)
-        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, worked_out=known)
+        proposals = {} if drawn is None else dict(self._proposals(*drawn))
+        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals, known)
         if candidates.depth > 0:
             self._tokens, self._features = [], []
         return candidates
+
+    def _proposals(self, nodes: Ints, places: Ints, weights: Floats) -> Iterator[tuple[int, Proposal]]:
+        """What the children of each of n nodes were drawn from: places [n * topk], weights [n, draft vocab]."""
+        ids = places if self.token_ids is None else self.token_ids[places]
+        rows = (each.reshape(len(nodes), -1).tolist() for each in (ids, places))
+        for node, tokens, row, scale in zip(nodes.tolist(), *rows, weights, strict=True):
+            found = sum(place >= 0 for place in row)
+            yield node, Proposal(scale, self.token_ids, tokens[:found], row[:found])
 
     def score_root(self, k: int, *draws: Any) -> Any:
         """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
@@ -208,14 +220,15 @@ class _Growth:
             return Children(*self._scores(candidates, expanded, topk))
         if not draws.by_temperature:
             return draws.children(self._scores(candidates, expanded, 0), token_ids, topk)
-        uniforms = draws.rng.random((len(expanded), topk))
+        # As many a level as ``_grow`` takes.
+        uniforms = draws.rng.random((max(topk, len(expanded)), topk))[: len(expanded)]
         drawn, weights, likeliest = self._scores(candidates, expanded, topk, uniforms, draws.params.temperature)
         places = [[place for place in row if place >= 0] for row in drawn.tolist()]
-        return children(places, weights, np.exp(likeliest[:, 0]), token_ids, topk)
+        return children(places, weights, likeliest[:, 0], token_ids, topk)
 
     def _scores(self, candidates: Candidates, expanded: Ints, k: int, *draws: Any) -> Any:
         """The engine's word on the children of n nodes: the k best ids and log-probabilities [n, k]; with (uniforms
-        [n, k], temperature), k drawn places, their weights [n, draft vocab] and the likeliest's log-probability [n, 1];
+        [n, k], temperature), k drawn places, their weights [n, draft vocab] and the likeliest's probability [n, 1];
         raw scores where k is 0."""
         if candidates.depth == 0:
             return self._session.score_root(k, *draws)

@@ -77,7 +77,7 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
 using Uniforms = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
 // Scores on their way to Python: ([n, k] ids, [n, k] log-probabilities); of draws ([n, k] places, [n, draft vocab]
-// weights, [n] log-probabilities of the likeliest); [n, draft vocab] raw scores where k is 0.
+// weights, [n, 1] probabilities of the likeliest); [n, draft vocab] raw scores where k is 0.
 class ScoresOut {
  public:
   ScoresOut(const Head& head, int n, int k, const Uniforms& uniforms, float temperature)
@@ -161,21 +161,33 @@ nb::ndarray<nb::numpy, T> array(const std::vector<T>& values) {
   return copy.array(values.size());
 }
 
-// A tree below `root`, grown by the rule: its candidates as (tokens, parents, log_probs, log_values, ranks, levels), and
-// their calibrated values. No tokens: no pair waits, the tip is scored again.
+// A tree below `root`, grown by the rule: its candidates as (tokens, parents, log_probs, log_values, ranks, levels), their
+// calibrated values, and of drawn ones the nodes that have children, [nodes, topk] places, [nodes, draft vocab] weights.
+// No tokens: no pair waits, the tip is scored again. With uniforms [max_depth, topk, topk] children are drawn.
 nb::tuple grow(HeadSession& session, int64_t root, Array1<int64_t> tokens, std::optional<Matrix> features,
-               const Rule& rule, int max_depth) {
+               const Rule& rule, int max_depth,
+               std::optional<nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>> uniforms,
+               float temperature) {
   if (tokens.size()) check_pairs(session, tokens, features);
+  const size_t k = size_t(rule.topk), vocab = size_t(session.head().draft_vocab());
+  if (uniforms && (int(uniforms->shape(0)) < max_depth || uniforms->shape(1) != k || uniforms->shape(2) != k || !(temperature > 0)))
+    throw std::invalid_argument("draws need uniforms [max_depth, topk, topk] and a temperature above 0");
+  const size_t room = uniforms && max_depth > 0 ? 1 + size_t(max_depth - 1) * k : 0;
+  Owned<float> weights(room * vocab);
+  Drawing drawing{uniforms ? uniforms->data() : nullptr, temperature, weights.data};
   Candidates grown(root);
   std::vector<double> values;
   {
     nb::gil_scoped_release released;
     session.grow(tokens.data(), tokens.size() ? features->data() : nullptr, int(tokens.size()), rule, max_depth, grown,
-                 values);
+                 values, uniforms ? &drawing : nullptr);
   }
+  const size_t drawn = drawing.nodes.size();
   return nb::make_tuple(nb::make_tuple(array(grown.tokens), array(grown.parents), array(grown.log_probs),
                                        array(grown.log_values), array(grown.ranks), nb::tuple(nb::cast(grown.levels))),
-                        array(values));
+                        array(values),
+                        uniforms ? nb::cast(nb::make_tuple(array(drawing.nodes), array(drawing.places), weights.array(drawn, vocab)))
+                                 : nb::none());
 }
 
 using Levels = std::vector<std::pair<std::vector<double>, std::vector<double>>>;  // (promised, observed) of each map
@@ -279,6 +291,7 @@ NB_MODULE(_core, m) {
       .def("score_tip", &score_tip, nb::arg("k"), nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
       .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"),
            nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
-      .def("grow", &grow, nb::arg("root"), nb::arg("tokens"), nb::arg("features").none(), nb::arg("rule"), nb::arg("max_depth"))
+      .def("grow", &grow, nb::arg("root"), nb::arg("tokens"), nb::arg("features").none(), nb::arg("rule"), nb::arg("max_depth"),
+           nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
       .def("truncate", &HeadSession::truncate, nb::arg("length"));
 }

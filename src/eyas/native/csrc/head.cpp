@@ -1,5 +1,6 @@
 #include "head.h"
 
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -70,7 +71,7 @@ void Head::draw_from(const float* logits, const Scores& scores, int row) const {
   const int vocab = draft_vocab(), blocks = (vocab + kBlock - 1) / kBlock;
   float* weights = scores.all + size_t(row) * vocab;
   decoder.kernels.exponentials(logits, 1 / scores.temperature, vocab, weights);
-  scores.log_probs[row] = *std::max_element(logits, logits + vocab) - decoder.kernels.log_sum_exp(logits, vocab);
+  scores.log_probs[row] = std::exp(*std::max_element(logits, logits + vocab) - decoder.kernels.log_sum_exp(logits, vocab));
   std::vector<float> left(weights, weights + vocab);
   std::vector<double> sums(static_cast<size_t>(blocks));
   auto add_up = [&](int block) {
@@ -228,8 +229,25 @@ void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, i
   for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
 }
 
+// From what was drawn for a node to its children as a policy sees them; confidences are those of eyas/draws.py.
+void Head::show_draws(const int64_t* places, float likeliest, int k, int64_t* ids, float* log_probs) const {
+  const double first = 0.25 + 0.7 * double(likeliest);
+  double left = 1;
+  for (int i = 0; i < k; ++i) {
+    if (places[i] < 0) {
+      ids[i] = 0;
+      log_probs[i] = -std::numeric_limits<float>::infinity();
+      continue;
+    }
+    const double value = left * (i == 0 ? first : first / 3);
+    left -= value;
+    ids[i] = token_ids.empty() ? places[i] : token_ids[size_t(places[i])];
+    log_probs[i] = float(std::log(value));
+  }
+}
+
 void HeadSession::grow(const int64_t* tokens, const float* features, int n, const Rule& rule, int max_depth,
-                       Candidates& candidates, std::vector<double>& values) {
+                       Candidates& candidates, std::vector<double>& values, Drawing* drawing) {
   const int k = rule.topk;
   std::vector<int64_t> number(1, 0), names, parents, best;  // number: of the candidates that were expanded, as parents
   std::vector<float> log_probs;
@@ -239,7 +257,13 @@ void HeadSession::grow(const int64_t* tokens, const float* features, int n, cons
     const int count = int(expanded.size()), depth = candidates.depth();
     best.resize(size_t(count) * k);
     log_probs.resize(size_t(count) * k);
-    const Scores scores{.k = k, .tokens = best.data(), .log_probs = log_probs.data()};
+    Scores scores{.k = k, .tokens = best.data(), .log_probs = log_probs.data()};
+    if (drawing) {
+      scores.all = drawing->weights + drawing->nodes.size() * size_t(head_->draft_vocab());
+      scores.uniforms = drawing->uniforms + size_t(depth) * k * k;
+      scores.temperature = drawing->temperature;
+      drawing->nodes.insert(drawing->nodes.end(), expanded.begin(), expanded.end());
+    }
     if (depth > 0) {
       names.clear();
       parents.clear();
@@ -254,6 +278,13 @@ void HeadSession::grow(const int64_t* tokens, const float* features, int n, cons
       commit(tokens, features, n, scores);
     } else {
       score_tip(scores);
+    }
+    if (drawing) {
+      drawing->places.insert(drawing->places.end(), best.begin(), best.end());
+      const std::vector<float> likeliest(log_probs.begin(), log_probs.begin() + count);
+      for (int i = 0; i < count; ++i)
+        head_->show_draws(&drawing->places[drawing->places.size() - size_t(count - i) * k], likeliest[size_t(i)], k,
+                          &best[size_t(i) * k], &log_probs[size_t(i) * k]);
     }
     candidates.add_level(expanded, k, best.data(), log_probs.data());
   }

@@ -16,11 +16,19 @@ namespace eyas {
 struct Scores {
   int k = 0;
   int64_t* tokens = nullptr;   // [rows, k] target ids; drawn: rows of lm_head, -1 where nothing was left
-  float* log_probs = nullptr;  // [rows, k]; drawn: [rows] of the likeliest token at temperature 1
+  float* log_probs = nullptr;  // [rows, k]; drawn: [rows] the likeliest token's probability at temperature 1
   float* all = nullptr;        // [rows, draft vocab] raw scores or weights
   const double* uniforms = nullptr;  // [rows, k] in [0, 1)
   float temperature = 1;       // of the weights
   bool wanted() const { return k > 0 || all; }
+};
+
+// What a tree of drawn tokens is drawn by, and was drawn from.
+struct Drawing {
+  const double* uniforms;  // [max_depth, topk, topk] in [0, 1): by level, node expanded there, child
+  float temperature;
+  float* weights;  // [nodes, draft vocab]; there is room for 1 + (max_depth - 1) * topk
+  std::vector<int64_t> nodes = {}, places = {};  // the candidates expanded; of each [topk] rows of lm_head, -1 for none
 };
 
 class Head {
@@ -49,6 +57,8 @@ class Head {
                const Scores& scores);
   // The same scores for outputs [rows, hidden].
   void score(const float* outputs, int rows, const Scores& scores);
+  // Ids [k] and log confidences [k] of the children of a node, drawn at `places` [k].
+  void show_draws(const int64_t* places, float likeliest, int k, int64_t* ids, float* log_probs) const;
 
  private:
   std::mutex mutex_;
@@ -75,9 +85,9 @@ class HeadSession {
   void expand(const int64_t* tokens, const int64_t* parents, int n, int depth, const Scores& scores);
   // A whole tree, level by level as the rule says: `max_depth` levels at most. The root's children come with taking in
   // n pairs, or from the tip where n is 0; a rule that does not expand the root leaves the pairs untouched. `values`: see
-  // Rule::expand.
+  // Rule::expand. Without `drawing` children are the likeliest.
   void grow(const int64_t* tokens, const float* features, int n, const Rule& rule, int max_depth, Candidates& candidates,
-            std::vector<double>& values);
+            std::vector<double>& values, Drawing* drawing);
   void truncate(int length);
   int tree_rows() const { return int(outputs_.size()); }
 
