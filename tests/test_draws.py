@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations, product
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.draws import Draws, confidences, draw
+from eyas.draws import SHARPENING, Draws, confidences, draw
 from eyas.generate import Session, generate
 from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, grow_tree
 from eyas.policies.base import Children
@@ -225,7 +226,7 @@ def test_children_are_distinct_tokens_of_the_warped_distribution(seed: int, temp
     token_ids = np.sort(rng.choice(100, 20, replace=False))
     children = Draws(params, rng).children(logits, token_ids, 4)
     for row, proposal in enumerate(children.proposals):
-        weights = warp(logits[row], params)
+        weights = warp(logits[row], replace(params, temperature=SHARPENING * temperature))
         np.testing.assert_array_equal(proposal.weights, weights)
         found = len(proposal.places)
         assert found == min(4, np.count_nonzero(weights)) == len(set(proposal.places))

@@ -17,10 +17,10 @@ if not native.available():
 import torch
 
 from eyas.checkpoints.eagle3 import Eagle3Checkpoint
+from eyas.costs import CostTable
 from eyas.drafters.eagle3 import Eagle3Drafter
 from eyas.drafters.native_eagle import NativeEagleDrafter
 from eyas.draws import Draws, draw
-from eyas.costs import CostTable
 from eyas.errors import InvalidInputError
 from eyas.heads.config import Eagle3Config
 from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy

@@ -13,7 +13,7 @@ only by their confidences, cannot see it. The tree may depend on anything that w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,18 +22,28 @@ from eyas.sampling import SamplingParams, log_softmax, warp
 from eyas.tree import Floats, Ints, Proposal
 from eyas.verify import sample
 
+SHARPENING = 0.85
+"""Of the answer's temperature, that of the draws. A small drafter is less sure than its target: a little sharper, it
+has more in common with it (docs/policies.md)."""
+
 
 @dataclass(frozen=True)
 class Draws:
     """How to draw.
 
     Attributes:
-        params: those of the answer: q is warped like the target's distribution, which it is to come near to.
+        params: those of the answer: q is warped like the target's distribution, which it is to come near to, but for
+            the temperature.
         rng: the only source of randomness.
     """
 
     params: SamplingParams
     rng: np.random.Generator
+
+    @property
+    def temperature(self) -> float:
+        """What the drafter's logits are divided by."""
+        return SHARPENING * self.params.temperature
 
     def children(self, logits: Floats, token_ids: Ints | None, topk: int) -> Children:
         """``topk`` children of each of n nodes.
@@ -43,7 +53,8 @@ class Draws:
             token_ids: [D] their target ids; None: all ids, in order.
             topk: children per node; where q has fewer tokens, the rest is padding of confidence zero.
         """
-        weights = [warp(scores, self.params) for scores in logits]
+        params = replace(self.params, temperature=self.temperature)
+        weights = [warp(scores, params) for scores in logits]
         likeliest = np.exp(log_softmax(logits).max(axis=-1))
         return children([draw(row, topk, self.rng) for row in weights], weights, likeliest, token_ids, topk)
 
@@ -52,7 +63,7 @@ class Draws:
         """Whether q is a matter of the temperature alone, one that is no rounding error: such q the native engine draws
         from by itself."""
         params = self.params
-        return params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0 and params.temperature >= 1e-3
+        return params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0 and self.temperature >= 1e-3
 
 
 def children(

@@ -165,9 +165,9 @@ class NativeEagleSession:
 
     def _grow(self, root: int, rule: Rule, topk: int, max_depth: int, draws: Draws | None) -> Candidates:
         """The tree that ``grow_tree`` would grow, before any selection."""
-        drawing = ()
+        drawing: tuple[Any, ...] = ()
         if draws is not None:  # numbers for all that could be expanded: [level, node, child]
-            drawing = (draws.rng.random((max_depth, topk, topk)), draws.params.temperature)
+            drawing = (draws.rng.random((max_depth, topk, topk)), draws.temperature)
         grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
         known = (rule.calibration, values)
@@ -222,7 +222,7 @@ class _Growth:
             return draws.children(self._scores(candidates, expanded, 0), token_ids, topk)
         # As many a level as ``_grow`` takes.
         uniforms = draws.rng.random((max(topk, len(expanded)), topk))[: len(expanded)]
-        drawn, weights, likeliest = self._scores(candidates, expanded, topk, uniforms, draws.params.temperature)
+        drawn, weights, likeliest = self._scores(candidates, expanded, topk, uniforms, draws.temperature)
         places = [[place for place in row if place >= 0] for row in drawn.tolist()]
         return children(places, weights, likeliest[:, 0], token_ids, topk)
 
