@@ -521,7 +521,7 @@ def test_the_papers_suite_in_one_file(eyas: Runner, tmp_path: Path) -> None:
     out, page = tmp_path / "results.json.gz", tmp_path / "report.html"
     methods = ",".join(name for name in paper.METHODS if name not in MEASURED)
     options = ("bench", "--suite", "paper", "--data", str(tmp_path), "--limit", "1", "--max-tokens", "8")
-    ran = eyas(*options, "--methods", f"{methods},dynamic@3", "--out", str(out))
+    ran = eyas(*options, "--methods", f"{methods},dynamic@3,dynamic+likeliest", "--draw", "--out", str(out))
     assert ran.code == 0
     assert "T=0" in ran.out and "T=1" in ran.out
     data = json.loads(gzip.decompress(out.read_bytes()))
@@ -530,7 +530,9 @@ def test_the_papers_suite_in_one_file(eyas: Runner, tmp_path: Path) -> None:
     assert [run["settings"]["temperature"] for run in data["runs"]] == [0, 1]
     for run in data["runs"]:
         assert run["eyas_bench"] == 1 and run["complete"] is True
-        assert len(run["rows"]) == 6 * 8
+        drawn_or_not = run is sampled  # greedy answers know no difference
+        assert ("dynamic+likeliest" in run["summary"]["total"]) == drawn_or_not
+        assert len(run["rows"]) == 6 * (8 + drawn_or_not)
         assert list(run["summary"]["files"]) == list(paper.SETS)
         assert run["budgets"]["dynamic@3"]["num_draft_tokens"] == 3
         assert "none" not in run["budgets"]
@@ -564,12 +566,13 @@ def test_ctrl_c_in_a_suite_keeps_the_runs_that_are_done(
     assert eyas("bench", "--report", str(out)).out.count("Interrupted") == 1
 
 
-def test_a_suite_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
+def test_a_suite_refuses_before_it_works(eyas: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common = ("bench", "--suite", "paper")
     assert "lacks mt_bench.jsonl" in eyas(*common, "--data", str(tmp_path)).err
     files = (*common, "--questions", str(questions(tmp_path)))
     assert "--temperature" in eyas(*files, "--temperature", "0.5").err
-    assert "eyas tune" in eyas(*files).err  # sequoia and budgeted need a profile
+    monkeypatch.setattr("eyas.plan.read_forecast", lambda head, *, greedy: None)
+    assert "sequoia needs measurements" in eyas(*files).err
 
 
 def test_bench_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
@@ -577,6 +580,8 @@ def test_bench_refuses_before_it_works(eyas: Runner, tmp_path: Path) -> None:
     assert "cannot write" in eyas(*common, "--out", str(tmp_path / "no" / "r.json")).err
     assert "--draft none" in eyas(*common, "--draft", "none").err
     assert "greedy" in eyas(*common, "--check-reference", "--temperature", "1").err
+    assert "never draw" in eyas(*common, "--methods", "none,dynamic+likeliest").err
+    assert "--draw is about sampled answers" in eyas(*common, "--methods", "none,dynamic", "--draw").err
     assert eyas(*common, "--draft", "none", "--methods", "none", "--max-tokens", "4").code == 0
 
 

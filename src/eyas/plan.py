@@ -239,10 +239,15 @@ def load_planner(
         notice: told in one line why a profile is not used, or that a head was trained for other weights.
 
     Raises:
-        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``.
+        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``; also
+            greedy answers that are to draw.
     """
     from eyas.loading import head_directory, head_notice, load_drafter
 
+    if greedy and settings.draw:
+        raise InvalidInputError(
+            "--draw is about sampled answers, and these are greedy; set --temperature, or leave it out"
+        )
     drafter = load_drafter(settings.draft, loaded)
     if drafter is None:
         return Planner(settings, loaded.target, None)

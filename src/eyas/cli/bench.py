@@ -65,7 +65,7 @@ def bench_command(
         make_report([report, *(more or [])], out)
         return
     from eyas.bench import paper
-    from eyas.bench.methods import parse_methods
+    from eyas.bench.methods import LIKELIEST, parse_methods
     from eyas.bench.questions import load_questions
 
     names = parse_methods(methods if methods is not None else ",".join(paper.METHODS) if suite else DEFAULT_METHODS)
@@ -79,12 +79,18 @@ def bench_command(
         )
     if suite and sampling.temperature != SamplingOptions.temperature:
         raise InvalidInputError("a suite sets the temperatures itself; leave out --temperature")
+    if params.greedy and not suite and (odd := [name for name in names if LIKELIEST in name]):
+        raise InvalidInputError(f"greedy answers never draw, so leave out {LIKELIEST} of {', '.join(odd)}")
     check_writable(out)
     asked = [replace(sampling, temperature=one) for one in paper.TEMPERATURES] if suite else [sampling]
     loaded = model.load(draft.feature_levels())
     more_facts = {"repeats": repeats, "limit": limit, "first_turn": first_turn}
     # All of them are made before the first one runs: what is missing for the last is told now, not hours later.
-    parts = [prepare(names, loaded, model, draft, one, more_facts, chosen) for one in asked]
+    parts = []
+    for one in asked:
+        greedy = suite and one.sampling().greedy  # where nothing is drawn, whatever was asked
+        ours, head = ([n for n in names if LIKELIEST not in n], replace(draft, draw=None)) if greedy else (names, draft)
+        parts.append(prepare(ours, loaded, model, head, one, more_facts, chosen))
     if check_reference:
         from eyas.bench.reference import TransformersReference
 
