@@ -496,7 +496,7 @@ def test_a_sliding_window_limits_the_context() -> None:
 
 def test_info_and_sizes() -> None:
     target = load(dtype="int8", name="tiny", eos_token_ids=(3, 4))
-    assert target.info == TargetInfo("tiny", 101, 48, 3, 512, (3, 4), "native", "int8", 1)
+    assert target.info == TargetInfo("tiny", 101, 48, 3, 512, (3, 4), "native", "int8", 1, native.kernel_sets()[0])
     assert load(dtype="int8").weight_bytes < load(dtype="bfloat16").weight_bytes < load(dtype="float32").weight_bytes
     assert load(dtype="int8").cache_token_bytes == load(dtype="bfloat16").cache_token_bytes
     assert load(dtype="bfloat16").cache_token_bytes * 2 == load(dtype="float32").cache_token_bytes

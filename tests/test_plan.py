@@ -260,7 +260,8 @@ def test_a_profile_is_found_and_used(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("machine", "Z80 x1"), ("threads", 999), ("drafter_fingerprint", "0"), ("model", "0")]
+    ("field", "value"),
+    [("machine", "Z80 x1"), ("threads", 999), ("drafter_fingerprint", "0"), ("model", "0"), ("kernels", "mmx")],
 )
 def test_a_profile_that_does_not_fit_is_noticed(run: Callable[..., Any], field: str, value: Any) -> None:
     known = profile(none=100, sequoia=150)

@@ -49,6 +49,7 @@ class ProfileKey:
         model: fingerprint of the target's weights (``ModelSource.fingerprint``).
         engine: "transformers" or "native".
         dtype: weight type.
+        kernels: instruction set of the native engine; empty elsewhere.
         threads: CPU threads.
         drafter: where the drafter came from.
         drafter_fingerprint: of its weights; empty for a drafter without any.
@@ -63,6 +64,7 @@ class ProfileKey:
     drafter: str
     drafter_fingerprint: str = ""
     sampled: bool = False
+    kernels: str = ""
 
     @classmethod
     def of(
@@ -93,6 +95,7 @@ class ProfileKey:
             drafter=drafter[0],
             drafter_fingerprint=drafter[1],
             sampled=sampled,
+            kernels=info.kernels,
         )
 
     def differences(self, other: ProfileKey) -> list[str]:

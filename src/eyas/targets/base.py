@@ -32,6 +32,7 @@ class TargetInfo:
         feature_levels: how many hidden states of size H stand side by side in one feature row: 1 (the input of
             lm_head, EAGLE-1/2), 3 (inputs of layers 2, L//2 and L-3, EAGLE-3) or 4 (those three, then that one: data
             from which either kind of head learns).
+        kernels: the instruction set that the native engine computes with; empty elsewhere.
     """
 
     name: str
@@ -43,6 +44,7 @@ class TargetInfo:
     engine: str
     dtype: str
     feature_levels: int = 1
+    kernels: str = ""
 
 
 def feature_layers(levels: int, num_layers: int) -> tuple[int, ...]:

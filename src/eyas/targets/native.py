@@ -188,6 +188,7 @@ class NativeTarget:
             engine="native",
             dtype=kind,
             feature_levels=feature_levels,
+            kernels=core.kernels,
         )
         return cls(core, pool, info)
 
