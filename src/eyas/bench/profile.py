@@ -1,29 +1,23 @@
 """What a pass of the native engine costs, beside what the machine could do, measured in one run.
 
-    python -m eyas.bench.profile [--target NAME] [--types bfloat16,int8,q4] [--draft DIRECTORY] [--json FILE]
-
 Read bandwidth and arithmetic peak are measured by the engine's own kernels between the passes, so that a slow moment of
 the machine hits both sides. The limit of a pass is the time in which its weights can be read once.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eyas import native
 from eyas.checkpoints.heads import head_feature_levels, load_head
-from eyas.environment import command_line, commit, machine, versions
+from eyas.environment import commit, machine, versions
 from eyas.errors import UnsupportedModelError
-from eyas.models import ModelSource, load_source
+from eyas.models import ModelSource
 from eyas.policies import DynamicPolicy
 from eyas.targets.native import NativeTarget
 from eyas.tree import DraftTree, Floats
@@ -185,31 +179,3 @@ def table(result: dict[str, Any]) -> str:
         )
         lines.append("  " + "  ".join(f"{m}: {ms:.1f} ({ms / first:.2f}x)" for m, ms in forward.items()))
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eyas.bench.profile", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--target", default=None)
-    parser.add_argument("--draft", default=None)
-    parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
-    result = profile(
-        load_source(given.target),
-        types=given.types.split(","),
-        context=given.context,
-        repeats=given.repeats,
-        threads=given.threads,
-        draft=given.draft,
-    )
-    print(table(result))
-    if given.json:
-        result = {"command": command_line(["python", "-m", "eyas.bench.profile", *sys.argv[1:]]), **result}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
