@@ -116,7 +116,7 @@ def test_a_head_keeps_one_map_for_each_kind_of_answers(tmp_path: Path) -> None:
     greedy, sampled = (Calibration((LevelMap((-2.0, 0.0), (-1.0, -x)),)) for x in (0.1, 0.2))
     assert read_calibration(tmp_path, greedy=True) == IDENTITY
     for each, mode in ((greedy, True), (sampled, False)):
-        (tmp_path / CALIBRATION.file).write_text(json.dumps(CALIBRATION.merged(tmp_path, each.as_dict(), greedy=mode)))
+        CALIBRATION.write(tmp_path, each.as_dict(), greedy=mode)
     assert read_calibration(tmp_path, greedy=True) == greedy
     assert read_calibration(tmp_path, greedy=False) == sampled
 

@@ -53,9 +53,14 @@ def test_it_is_stored_with_the_head_for_each_way_of_answering(tmp_path: Path) ->
     assert read_forecast(tmp_path, greedy=True) is None
     sampled = replace(FORECAST_HERE, drawn=(SMALL, LARGE))
     for each, greedy in ((FORECAST_HERE, True), (sampled, False)):
-        (tmp_path / FORECAST.file).write_text(json.dumps(FORECAST.merged(tmp_path, each.as_dict(), greedy=greedy)))
+        FORECAST.write(tmp_path, each.as_dict(), greedy=greedy)
     assert read_forecast(tmp_path, greedy=True) == FORECAST_HERE
     assert read_forecast(tmp_path, greedy=False) == sampled
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"cannot write .*forecast\.json"):
+        FORECAST.write(tmp_path / "nowhere", FORECAST_HERE.as_dict(), greedy=True)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 from eyas.checkpoints.eagle import load_eagle
 from eyas.drafters.eagle import EagleDrafter
 from eyas.errors import CheckpointError, InvalidInputError
+from eyas.forecast import read_forecast
 from eyas.heads.config import Eagle3Config, EagleConfig
 from eyas.heads.eagle import EagleHead, initialise
 from eyas.heads.eagle3 import Eagle3Head
@@ -23,7 +24,7 @@ from eyas.heads.layers import DraftHead, HeadCache
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import Batch, Places, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
 from eyas.train.checkpoint import begun_run
-from eyas.train.evaluate import simulate
+from eyas.train.evaluate import forecast, simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.optimizer import HeadOptimizer
 from eyas.train.recipes.eagle import EagleRecipe
@@ -381,6 +382,7 @@ def test_a_run_writes_metrics_and_a_loadable_head(tmp_path: Path) -> None:
     assert loaded.config == config
     assert loaded.metadata["target"] == "toy"
     np.testing.assert_array_equal(loaded.d2t, trainer.d2t)
+    assert read_forecast(tmp_path / "run" / "head", greedy=True) is not None
 
 
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
@@ -431,6 +433,10 @@ def test_overfitting_one_conversation_accepts_nearly_everything() -> None:
     drafter = EagleDrafter(model.requires_grad_(False), target.embedding, target.lm_head)
     policy = DynamicPolicy(num_steps=3, topk=4, num_draft_tokens=10)
     assert simulate(drafter, policy, [item]).length > 0.9 * 4
+    worth = forecast(drafter, [item])
+    assert all(worth.acceptance[level][0] > 0.8 for level in range(3))  # as many as it was taught
+    assert len(worth.acceptance) == 6 and len(worth.acceptance[0]) == 8
+    assert worth.calibration.levels[0].observed[-1] > np.log(0.9)
 
 
 def test_simulation_counts_like_decoding() -> None:
@@ -440,6 +446,10 @@ def test_simulation_counts_like_decoding() -> None:
     result = simulate(drafter, DynamicPolicy(num_steps=2, topk=1, num_draft_tokens=2), [item])
     assert result.tokens == 12 - 5  # ids 6..11 and `last`
     assert result.cycles <= result.tokens
+    worth = forecast(drafter, [item])
+    assert worth.acceptance[0][0] < 0.1
+    assert worth.drawn == ()
+    assert len(worth.hit_rates) == 12
     with pytest.raises(InvalidInputError, match="greedy"):
         simulate(drafter, DynamicPolicy(), [replace(item, greedy=False)])
 

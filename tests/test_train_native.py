@@ -22,7 +22,7 @@ from eyas.heads.config import Eagle3Config, EagleConfig, HeadConfig
 from eyas.heads.layers import DraftHead
 from eyas.models import load_source
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.train.evaluate import simulate
+from eyas.train.evaluate import forecast, simulate
 from eyas.train.native import native_drafter
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.eagle import EagleRecipe
@@ -89,6 +89,8 @@ def test_both_engines_measure_the_same(model: Path, name: str) -> None:
     offsets = None if d2t is None else torch.from_numpy(d2t)
     assert ours == simulate(recipe.drafter(head, embedding, lm_head, offsets), policy, items)
     assert ours.tokens == 4 * 25 and ours.length > 1.1
+    worth = forecast(make(head, d2t), items)
+    assert worth.acceptance == forecast(recipe.drafter(head, embedding, lm_head, offsets), items).acceptance
 
 
 def test_what_the_engine_lacks_is_left_to_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

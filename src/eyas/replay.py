@@ -157,7 +157,7 @@ def record(
         params: greedy where None.
         progress: called with the number of prompts done.
     """
-    policy = _Watch(DynamicPolicy(num_steps, topk, 1))
+    policy = Unverified(DynamicPolicy(num_steps, topk, 1))
     answers = []
     for number, prompt in enumerate(prompts, start=1):
         steps = list(
@@ -365,8 +365,8 @@ class _Ranked:
         return accepted, (self.expanded[:num_steps], min(budget, self.guesses[num_steps]))
 
 
-class _Watch(Watcher):
-    """Verifies nothing."""
+class Unverified(Watcher):
+    """Grows the tree that its policy grows, and verifies nothing of it."""
 
     def select(self, candidates: Candidates) -> Ints:
         return np.zeros(0, np.int64)

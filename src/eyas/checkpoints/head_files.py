@@ -149,8 +149,8 @@ def write_head(
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHT_FILES[0], _safetensors(arrays, {"format": "pt", **metadata}))
-    _replace(folder / "config.json", [json.dumps(settings, indent=2).encode() + b"\n"])
+    replace_file(folder / WEIGHT_FILES[0], _safetensors(arrays, {"format": "pt", **metadata}))
+    replace_file(folder / "config.json", [json.dumps(settings, indent=2).encode() + b"\n"])
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _safetensors(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
         yield arrays[name].tobytes()
 
 
-def _replace(file: Path, parts: Iterable[bytes]) -> None:
+def replace_file(file: Path, parts: Iterable[bytes]) -> None:
     """Write beside ``file`` and rename over it once all is on the disk."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:

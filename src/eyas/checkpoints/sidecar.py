@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.errors import CheckpointError
+from eyas.checkpoints.head_files import replace_file
+from eyas.errors import CheckpointError, InvalidInputError
 
 FORMAT = 1
 
@@ -34,13 +35,18 @@ class Sidecar:
         """
         return self._stored(head).get(_part(greedy))
 
-    def merged(self, head: Path, values: Any, *, greedy: bool) -> dict[str, Any]:
-        """What the file should hold: ``values`` as one part, and the other part as it is.
+    def write(self, head: Path, values: Any, *, greedy: bool) -> None:
+        """Store ``values`` as one part; the other part stays. The file is replaced in one step.
 
         Raises:
             CheckpointError: a file of another kind.
+            InvalidInputError: the directory cannot be written to.
         """
-        return {"format": FORMAT, **self._stored(head), _part(greedy): values}
+        content = {"format": FORMAT, **self._stored(head), _part(greedy): values}
+        try:
+            replace_file(head / self.file, [json.dumps(content, allow_nan=False).encode() + b"\n"])
+        except OSError as error:
+            raise InvalidInputError(f"cannot write {head / self.file}: {error.strerror}") from None
 
     def _stored(self, head: Path) -> dict[str, Any]:
         path = head / self.file

@@ -85,7 +85,6 @@ def measure(
     from eyas.bench.calibrate import Calibrator, split
     from eyas.bench.calibration_plots import SCHEMA
     from eyas.bench.questions import load_questions
-    from eyas.bench.run import write_json
     from eyas.calibration import CALIBRATION
     from eyas.environment import command_line, commit, machine, portable, versions
     from eyas.loading import head_directory, head_notice, load_drafter
@@ -154,7 +153,7 @@ def measure(
     }
     if save:
         assert calibration is not None
-        write_json(folder / CALIBRATION.file, CALIBRATION.merged(folder, calibration.as_dict(), greedy=params.greedy))
+        CALIBRATION.write(folder, calibration.as_dict(), greedy=params.greedy)
     return data
 
 

@@ -58,7 +58,6 @@ def tune_command(
     as_json: Annotated[bool, Option("--json", help="Print the profile as one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure what passes cost and what drafts bring on this machine; choose the fastest way to draft."""
-    from eyas.bench.run import write_json
     from eyas.cli.bench import check_writable
     from eyas.forecast import FORECAST, Forecast
     from eyas.loading import head_directory
@@ -80,8 +79,7 @@ def tune_command(
 
     path = save_profile(profile, out)
     if save and head is not None:
-        values = FORECAST.merged(head, Forecast.of(profile).as_dict(), greedy=temperature == 0)
-        write_json(head / FORECAST.file, values)
+        FORECAST.write(head, Forecast.of(profile).as_dict(), greedy=temperature == 0)
     if plot is not None:
         from eyas.bench.tuning import write_heat_map
 

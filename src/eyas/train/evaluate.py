@@ -11,14 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eyas.drafters.base import Drafter
+from eyas.drafters.ngram import measured_hit_rates
 from eyas.errors import InvalidInputError
+from eyas.forecast import Forecast
 from eyas.heads.layers import DraftHead
-from eyas.policies.base import TreePolicy
+from eyas.policies.base import Candidates, TreePolicy
+from eyas.policies.dynamic import DynamicPolicy
+from eyas.policies.trace import PolicyTrace
+from eyas.replay import Moment, Recording, Unverified
 from eyas.train.store import Document
 from eyas.tree import Ints
 
 MakeDrafter = Callable[[DraftHead, Ints | None], Drafter]
 """Makes a drafter of a head and the offsets of its draft vocabulary, None for the whole one."""
+
+
+FORECAST_STEPS, FORECAST_WIDTH, FORECAST_NODES = 6, 8, 63
+"""Levels, children per node and nodes verified up to which a head is forecast, as ``eyas tune`` does."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +54,7 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
     for document in documents:
         if not document.greedy:
             raise InvalidInputError("simulated acceptance needs greedy answers, a sampled one was given")
-        ids = [*document.ids.tolist(), document.last]
-        root = len(document.answer) - 1
-        while root > 0 and document.answer[root - 1]:
-            root -= 1  # the last answer's first token
+        ids, root = [*document.ids.tolist(), document.last], _first_token(document)
         features = document.features.float().numpy()
         session = drafter.new_session()
         session.commit(ids[1 : root + 1], features[:root])
@@ -67,3 +73,34 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
             cycles += 1
             tokens += new
     return Acceptance(cycles, tokens)
+
+
+def forecast(drafter: Drafter, documents: Sequence[Document]) -> Forecast:
+    """What the drafter's guesses are worth for greedy answers: it drafts after every token of the last answer of each
+    (greedy) document."""
+    answers, prompts = [], []
+    for document in documents:
+        ids, first = [*document.ids.tolist(), document.last], _first_token(document)
+        features = document.features.float().numpy()
+        session = drafter.new_session()
+        if first > 1:
+            session.commit(ids[1:first], features[: first - 1])
+        moments = []
+        for root in range(max(first, 1), len(ids) - 1):
+            session.commit(ids[root : root + 1], features[root - 1 : root])
+            trace = PolicyTrace(Unverified(DynamicPolicy(FORECAST_STEPS, FORECAST_WIDTH, 1)))
+            session.propose(ids[root], trace, FORECAST_STEPS)
+            moments.append(Moment(trace.candidates or Candidates.root(ids[root]), tuple(ids[root + 1 :])))
+        answers.append(tuple(moments))
+        prompts.append(ids[:first])
+    recording = Recording(tuple(answers), FORECAST_STEPS, FORECAST_WIDTH)
+    hit_rates = measured_hit_rates(prompts, recording.texts)
+    return Forecast(recording.acceptance(), recording.calibration(), FORECAST_NODES, hit_rates)
+
+
+def _first_token(document: Document) -> int:
+    """Where the last answer begins."""
+    first = len(document.answer) - 1
+    while first > 0 and document.answer[first - 1]:
+        first -= 1
+    return first

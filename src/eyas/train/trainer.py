@@ -21,12 +21,13 @@ from torch import Tensor
 from eyas.checkpoints.head_layout import HeadCheckpoint
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
+from eyas.forecast import FORECAST
 from eyas.heads.config import HeadConfig
 from eyas.heads.layers import DraftHead, draft_rows
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
 from eyas.train.checkpoint import read_checkpoint, write_checkpoint
-from eyas.train.evaluate import MakeDrafter, simulate
+from eyas.train.evaluate import MakeDrafter, forecast, simulate
 from eyas.train.optimizer import HeadOptimizer
 from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
@@ -38,6 +39,9 @@ from eyas.tree import Ints
 
 HELD_OUT_EVERY = 40
 """Every so manieth prompt is held out: by its index, so that a growing store keeps the split."""
+
+FORECAST_DOCUMENTS = 16
+"""Held-out answers that a head's forecast is made of: after some two thousand tokens it changes little more."""
 
 ALONE = Processes()
 
@@ -193,6 +197,7 @@ class Trainer:
                 if metrics["held_out_acceptance_length"] > self.state.best:
                     self.state.best = metrics["held_out_acceptance_length"]
                     self.save_head(self.out / "head", metrics)
+                    self.save_forecast(self.out / "head", held_out)
             if last and (not held_out or not (self.out / "head").exists()):
                 # Too little data to hold any out, or a head that is never right: it is saved all the same.
                 self.save_head(self.out / "head", metrics)
@@ -236,6 +241,12 @@ class Trainer:
     def save_head(self, path: Path, metrics: dict[str, Any]) -> None:
         facts = {**self.metadata, "settings": json.dumps(asdict(self.settings)), "metrics": json.dumps(metrics)}
         self.recipe.save(path, self.averaged_head(), self.d2t, facts)
+
+    def save_forecast(self, path: Path, documents: Sequence[Document]) -> None:
+        """Store with the head in ``path`` what the averaged head's guesses are worth on some greedy documents."""
+        drafter = self._make_drafter(self.averaged_head(), self.d2t)
+        found = forecast(drafter, documents[:FORECAST_DOCUMENTS])
+        FORECAST.write(path, found.as_dict(), greedy=True)
 
     def save_checkpoint(self) -> None:
         """The whole state, in one file."""
