@@ -15,7 +15,7 @@ from eyas.calibration import Calibration, LevelMap
 from eyas.cli import main
 from eyas.costs import CostTable
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.forecast import FORECAST, Forecast, estimated_profile, read_forecast
+from eyas.forecast import FORECAST, Forecast, costs_path, estimated_profile, read_forecast
 from eyas.plan import profile_key
 from eyas.profile import DrawnTree, profile_path, save_profile
 from eyas.timing import measure_costs
@@ -35,6 +35,7 @@ DEAR = CostTable((1, 4, 16), (10.0, 40.0, 160.0), (1, 4), (9.0, 9.0), first_ms=9
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """What was asked of ``measure_costs``, which always finds ``COSTS``; profiles in a directory of the test's own."""
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
+    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.0)
     asked: list[dict[str, Any]] = []
 
     def measure(target: Any, drafter: Any, **options: Any) -> CostTable:
@@ -63,6 +64,13 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
         FORECAST.write(tmp_path / "nowhere", FORECAST_HERE.as_dict(), greedy=True)
 
 
+def damaged(**values: Any) -> str:
+    return json.dumps({"format": 1, "greedy": {**FORECAST_HERE.as_dict(), **values}})
+
+
+TREE = {"num_steps": 2, "topk": 1, "num_draft_tokens": 2, "acceptance_length": 1.5}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -71,8 +79,17 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
         '{"format": 2}',
         '{"format": 1, "greedy": []}',
         '{"format": 1, "greedy": {"acceptance": [[0.5]]}}',
-        json.dumps({"format": 1, "greedy": {**FORECAST_HERE.as_dict(), "acceptance": [[2.0]]}}),
-        json.dumps({"format": 1, "greedy": {**FORECAST_HERE.as_dict(), "drawn": [{"num_steps": 2}]}}),
+        damaged(acceptance=[[2.0]]),
+        damaged(acceptance=[]),
+        damaged(acceptance=[[0.1, 0.1]] * 300),
+        *(damaged(num_draft_tokens=value) for value in (0, 1000000, 2.7, "10", True, float("inf"), None)),
+        *(damaged(hit_rates=value) for value in ([float("nan")], [1.5], ["x"], 3)),
+        *(damaged(drawn=[{**TREE, "num_steps": value}]) for value in ("5", 0, 4.5, 10**10, -3)),
+        *(
+            damaged(drawn=[{**TREE, "acceptance_length": value}])
+            for value in ("x", None, float("inf"), 0.5, float("nan"))
+        ),
+        damaged(drawn=[{"num_steps": 2}]),
     ],
 )
 def test_a_damaged_one_is_named(text: str, tmp_path: Path) -> None:
@@ -118,37 +135,50 @@ def test_passes_are_timed_once(timed: list[dict[str, Any]]) -> None:
     other = replace(FORECAST_HERE, num_draft_tokens=4)
     assert estimate(other) == other.profile(KEY, COSTS)
     assert len(timed) == 1
-    # Other threads do, and sampled answers, whose passes write their logits down.
-    estimate(threads=7)
-    estimate(sampled=True)
+    # Other threads do, and sampled answers, whose passes write their logits down; each have a file of their own.
+    for _ in range(2):
+        estimate(threads=7)
+        estimate(sampled=True)
+        estimate()
     assert [each["logits"] for each in timed] == [False, False, True]
+    estimate(machine="another")  # whose home it is, too
+    assert len(timed) == 4
 
 
-def test_what_was_kept_may_be_damaged_or_unwritable(
-    timed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"format": 1, "key": {}}', '{"format": 1, "key": 3, "costs": {}}', "NaN"]
+)
+def test_what_was_kept_may_be_damaged(timed: list[dict[str, Any]], text: str) -> None:
     expected = estimate()
-    profile_path(KEY, estimated=True).write_text("{")
+    costs_path(KEY).write_text(text)
     assert estimate() == expected
     assert len(timed) == 2
+    estimate()
+    assert len(timed) == 2
 
-    def refuse(*arguments: Any) -> None:
-        raise InvalidInputError("disk full")
 
-    monkeypatch.setattr(eyas.forecast, "save_profile", refuse)
+def test_what_cannot_be_kept_is_used_all_the_same(timed: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("no directory")
     told: list[str] = []
-    assert estimate(threads=9, notice=told.append).costs == COSTS
-    assert told[-1] == "disk full"
+    assert estimate(notice=told.append).costs == COSTS
+    assert told[-1].startswith("cannot write")
 
 
-def test_a_tuning_comes_first(timed: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_prices_of_a_busy_machine_are_not_kept(timed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.9)
+    told: list[str] = []
+    assert estimate(notice=told.append).costs == COSTS
+    assert "busy" in told[-1]
+    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.1)
+    estimate()
+    estimate()
+    assert len(timed) == 2
+
+
+def test_a_tuning_comes_first(timed: list[dict[str, Any]]) -> None:
     estimate()
     save_profile(made_up_profile(KEY, none=1.0))
-    assert profile_path(KEY) != profile_path(KEY, estimated=True)
-    assert {path.name for path in profile_path(KEY).parent.iterdir()} == {
-        profile_path(KEY).name,
-        profile_path(KEY, estimated=True).name,
-    }
+    assert {path.name for path in profile_path(KEY).parent.iterdir()} == {profile_path(KEY).name, costs_path(KEY).name}
 
 
 def test_quick_costs_are_those_of_the_machine() -> None:

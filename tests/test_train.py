@@ -383,6 +383,8 @@ def test_a_run_writes_metrics_and_a_loadable_head(tmp_path: Path) -> None:
     assert loaded.metadata["target"] == "toy"
     np.testing.assert_array_equal(loaded.d2t, trainer.d2t)
     assert read_forecast(tmp_path / "run" / "head", greedy=True) is not None
+    trainer.save_head(tmp_path / "run" / "head", {})
+    assert read_forecast(tmp_path / "run" / "head", greedy=True) is None  # it was of the weights before
 
 
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:

@@ -27,6 +27,11 @@ SHARPENING = 0.85
 has more in common with it (docs/policies.md)."""
 
 
+CONFIDENCE = (0.25, 0.7, 1 / 3)
+"""That of the first draw: so much, and so much times the likeliest token's probability; and of what is left, that of
+any later draw as a share of it. See ``confidences``."""
+
+
 @dataclass(frozen=True)
 class Draws:
     """How to draw.
@@ -111,9 +116,9 @@ def confidences(likeliest: float, count: int) -> Sequence[float]:
     Fitted to the shipped EAGLE-3 head. EAGLE-2's tree needs their order alone; whoever needs the values calibrates
     them.
     """
-    first = 0.25 + 0.7 * likeliest
+    first = CONFIDENCE[0] + CONFIDENCE[1] * likeliest
     values, left = [], 1.0
     for number in range(count):
-        values.append(left * (first if number == 0 else first / 3))
+        values.append(left * (first if number == 0 else first * CONFIDENCE[2]))
         left -= values[-1]
     return values

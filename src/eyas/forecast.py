@@ -3,6 +3,8 @@ with the head. What passes cost here is timed in about a second, the first time 
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +16,18 @@ from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.policies.sequoia import Acceptance, as_acceptance, sequoia_for
-from eyas.profile import DrawnTree, Profile, ProfileKey, profile_path, read_profile, save_profile
+from eyas.profile import DrawnTree, Profile, ProfileKey, is_size, keep, profile_path
 from eyas.targets.base import Target
 from eyas.timing import measure_costs
+
+FORMAT = 1
+"""Of what is kept in the cache."""
+
+LARGEST = 128
+"""Levels, ranks and nodes of a forecast at most: the best fixed tree is looked for among all of these."""
+
+BUSY = 0.5
+"""Load per processor above which costs are another's, and not kept."""
 
 FORECAST = Sidecar("forecast.json", "a forecast", "eyas tune --save")
 """Lies beside a head's weights; a part is as ``Forecast.as_dict`` gives it."""
@@ -32,6 +43,9 @@ class Forecast:
         num_draft_tokens: nodes verified per cycle at most.
         hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
         drawn: trees of drawn tokens, for sampled answers.
+
+    Raises:
+        InvalidInputError: sizes or rates that no head has.
     """
 
     acceptance: Acceptance
@@ -39,6 +53,15 @@ class Forecast:
     num_draft_tokens: int
     hit_rates: tuple[float, ...] = ()
     drawn: tuple[DrawnTree, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = (len(self.acceptance), len(self.acceptance[0]), self.num_draft_tokens)
+        if not all(is_size(size) and size <= LARGEST for size in sizes):
+            raise InvalidInputError(
+                f"a forecast has 1 to {LARGEST} levels, ranks and nodes, got {', '.join(map(str, sizes))}"
+            )
+        if not all(0 <= rate <= 1 for rate in self.hit_rates):  # NaN is nowhere
+            raise InvalidInputError(f"hit rates lie between 0 and 1, got {list(self.hit_rates)}")
 
     @classmethod
     def of(cls, profile: Profile) -> Forecast:
@@ -91,11 +114,11 @@ class Forecast:
             return cls(
                 acceptance=as_acceptance(values["acceptance"]),
                 calibration=Calibration.from_dict(values["calibration"]),
-                num_draft_tokens=int(values["num_draft_tokens"]),
+                num_draft_tokens=values["num_draft_tokens"],
                 hit_rates=tuple(map(float, values["hit_rates"])),
                 drawn=tuple(DrawnTree(**each) for each in values["drawn"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InvalidInputError(f"not a forecast: {error!r}") from None
 
 
@@ -125,22 +148,44 @@ def estimated_profile(
         key: what it is for.
         target, drafter: whose passes are timed.
         forecast: of the drafter.
-        notice: told in one line that passes are timed, or that the result could not be kept.
+        notice: told in one line that passes are timed, and why the result is not kept where it is not.
     """
-    path = profile_path(key, estimated=True)
+    tell = notice or (lambda line: None)
+    path = costs_path(key)
+    costs = _kept_costs(path, key)
+    if costs is None:
+        busy = load_per_core()
+        tell("timing this machine once for this model and drafter; eyas tune measures more")
+        costs = measure_costs(target, drafter, topk=len(forecast.acceptance[0]), logits=key.sampled)
+        if busy > BUSY:
+            tell("the machine is busy with other work: it is timed again at the next start")
+        else:
+            try:
+                keep(path, {"format": FORMAT, "key": asdict(key), "costs": costs.as_dict()})
+            except InvalidInputError as error:
+                tell(str(error))
+    return forecast.profile(key, costs)
+
+
+def costs_path(key: ProfileKey) -> Path:
+    """Where costs for ``key`` are kept: beside the profile of a tuning, one file for each number of threads."""
+    return profile_path(key).with_suffix(f".costs-{key.threads}.json")
+
+
+def load_per_core() -> float:
+    """Processes that wanted to run in the last minute, per processor; 0 where the system does not tell."""
     try:
-        known = read_profile(path) if path.exists() else None
-    except CheckpointError:
-        known = None
-    if known is not None and known.key == key:
-        return known if Forecast.of(known) == forecast else forecast.profile(key, known.costs)
-    if notice:
-        notice("timing this machine once for this model and drafter; eyas tune measures more")
-    costs = measure_costs(target, drafter, topk=len(forecast.acceptance[0]), logits=key.sampled)
-    profile = forecast.profile(key, costs)
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return 0.0
+
+
+def _kept_costs(path: Path, key: ProfileKey) -> CostTable | None:
+    """What was timed for ``key`` at an earlier start; None where nothing is there, or something else."""
     try:
-        save_profile(profile, path)
-    except InvalidInputError as error:
-        if notice:
-            notice(str(error))
-    return profile
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["format"] != FORMAT or ProfileKey(**kept["key"]) != key:
+            return None
+        return CostTable.from_dict(kept["costs"])
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError, InvalidInputError):
+        return None

@@ -98,6 +98,13 @@ class DraftSettings:
         if self.graft and self.draw:
             raise InvalidInputError("--draw excludes --graft, which cuts a tree down by what its tokens are")
 
+    def check_greedy(self) -> None:
+        """InvalidInputError where greedy answers are to be drawn for."""
+        if self.draw:
+            raise InvalidInputError(
+                "--draw is about sampled answers, and these are greedy (temperature 0, top-k 1 or top-p 0)"
+            )
+
     @property
     def budget(self) -> dict[str, Any]:
         """The numbers that were asked for."""
@@ -134,7 +141,7 @@ class Planner:
     Attributes:
         settings: what the user wants.
         target, drafter: as loaded; without a drafter every plan is plain decoding.
-        profile: None where this machine, target and drafter were not tuned.
+        profile: of a tuning, or estimated; None where neither is to be had.
         calibration: what was stored with the head.
     """
 
@@ -244,10 +251,8 @@ def load_planner(
     """
     from eyas.loading import head_directory, head_notice, load_drafter
 
-    if greedy and settings.draw:
-        raise InvalidInputError(
-            "--draw is about sampled answers, and these are greedy; set --temperature, or leave it out"
-        )
+    if greedy:
+        settings.check_greedy()
     drafter = load_drafter(settings.draft, loaded)
     if drafter is None:
         return Planner(settings, loaded.target, None)

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -19,6 +18,7 @@ from eyas.costs import CURVE, CostTable
 from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import CheckpointError, EyasError, InvalidInputError
 from eyas.fetch import cache_directory
+from eyas.files import replace_file
 from eyas.native import default_threads
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
@@ -138,6 +138,11 @@ class Check:
         return self.measured if self.overall is None else self.overall
 
 
+def is_size(value: object) -> bool:
+    """Whether ``value`` is a number of levels, nodes or ranks that a cost table can price."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < CURVE
+
+
 @dataclass(frozen=True)
 class DrawnTree:
     """EAGLE-2's tree with drawn tokens, and what it brought.
@@ -145,12 +150,22 @@ class DrawnTree:
     Attributes:
         num_steps, topk, num_draft_tokens: its budget.
         acceptance_length: tokens per cycle.
+
+    Raises:
+        InvalidInputError: sizes or a length that no tree has.
     """
 
     num_steps: int
     topk: int
     num_draft_tokens: int
     acceptance_length: float
+
+    def __post_init__(self) -> None:
+        budget = (self.num_steps, self.topk, self.num_draft_tokens)
+        if not all(is_size(size) for size in budget) or not isinstance(self.acceptance_length, int | float):
+            raise InvalidInputError(f"a drawn tree has sizes below {CURVE} and a number of tokens, got {self}")
+        if not 1 <= self.acceptance_length <= CURVE:
+            raise InvalidInputError(f"a cycle commits 1 to {CURVE} tokens, got {self.acceptance_length}")
 
     @property
     def policy(self) -> DynamicPolicy:
@@ -172,14 +187,15 @@ class Profile:
         acceptance: p[depth][rank] of the drafter.
         calibration: path values to probabilities.
         rate: tokens per millisecond that the budgeted policy should reach.
-        best: the best setting of EAGLE-2's policy on the grid, None where plain decoding is predicted to be faster.
+        best: the best setting of EAGLE-2's policy on the grid, None where plain decoding is predicted to be faster, or
+            where there is no grid (``eyas.forecast``).
         template: Sequoia's tree for this machine; empty where plain decoding is predicted to be faster.
         num_draft_tokens: nodes verified per cycle at most.
         grid: predictions for every setting tried.
         checks: predictions against measurements.
         reliability: per level, bins of path value and acceptance.
         hit_rates: of n-gram guesses by match length from 1 on; empty where nothing was measured.
-        drawn: trees of drawn tokens, the fastest first; empty where none was measured.
+        drawn: trees of drawn tokens, the fastest first; empty where none is known that pays.
     """
 
     key: ProfileKey
@@ -214,7 +230,7 @@ class Profile:
         return max(checks, key=lambda check: check.speed).policy
 
     def _presumed(self, graft: bool | None, draw: bool | None) -> str:
-        """``fastest`` by what is known of other machines."""
+        """``fastest`` by costs and acceptance alone, where nothing was raced."""
         if self.drawn and draw is not False and not graft:
             return f"dynamic{DRAWN}"
         if not self.budgeted().drafts:
@@ -245,7 +261,7 @@ class Profile:
         return self.best.policy
 
     def dynamic_drawn(self) -> TreePolicy | None:
-        """The policy of the fastest tree of drawn tokens; None: none was measured."""
+        """The policy of the fastest tree of drawn tokens; None: there is none that pays."""
         return self.drawn[0].policy if self.drawn else None
 
     def sequoia(self) -> TreePolicy | None:
@@ -292,10 +308,9 @@ class Profile:
 
     def _try_policies(self) -> None:
         """Make everything that can be planned with: what is wrong shows when a profile is read, not in an answer."""
-        budgets = [(tree.num_steps, tree.topk, tree.num_draft_tokens) for tree in self.drawn]
-        setting = (*(self.best.setting if self.best else ()), *(size for budget in budgets for size in budget))
+        setting = self.best.setting if self.best else ()
         sizes = [*setting, *(1 + rank for path in self.template for rank in path)]
-        if not all(isinstance(size, int) and 1 <= size < CURVE for size in sizes):
+        if not all(map(is_size, sizes)):
             raise InvalidInputError(f"settings and ranks are below {CURVE}, got {setting} and {self.template}")
         if not math.isfinite(ms := self.costs.cycle((1, 1), 1)):
             raise InvalidInputError(f"a cycle takes {ms} ms")
@@ -331,15 +346,13 @@ def profiles_directory() -> Path:
     return cache_directory() / "profiles"
 
 
-def profile_path(key: ProfileKey, *, estimated: bool = False) -> Path:
-    """Where the profile for ``key`` is kept, that of a tuning or an estimated one. Machine, threads and the drafter's
-    weights are not in the name: one file per choice of model, engine, dtype, drafter and way of answering, replaced by
-    every re-tuning."""
+def profile_path(key: ProfileKey) -> Path:
+    """Where the profile for ``key`` is kept. Machine, threads and the drafter's weights are not in the name: one file
+    per choice of model, engine, dtype, drafter and way of answering, replaced by every re-tuning."""
     place = sha256(key.drafter.encode()).hexdigest()[:8]  # heads of one name in several directories
     words = (key.model, key.engine, key.dtype, f"{Path(key.drafter).name[:40]}.{place}")
     name = "-".join(re.sub(r"[^\w.+]+", "_", word).strip("_.") for word in words)
-    kind = "estimate.json" if estimated else "json"
-    return profiles_directory() / f"{name}-{'sampled' if key.sampled else 'greedy'}.{kind}"
+    return profiles_directory() / f"{name}-{'sampled' if key.sampled else 'greedy'}.json"
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:
@@ -349,20 +362,21 @@ def save_profile(profile: Profile, path: Path | None = None) -> Path:
         InvalidInputError: a place that cannot be written.
     """
     path = path or profile_path(profile.key)
-    temporary = ""
+    keep(path, profile.as_dict())
+    return path
+
+
+def keep(path: Path, values: Mapping[str, Any]) -> None:
+    """Write plain JSON values into the cache.
+
+    Raises:
+        InvalidInputError: a place that cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(profile.as_dict(), file, indent=1, allow_nan=False)
-        os.replace(temporary, path)
+        replace_file(path, [json.dumps(values, indent=1, allow_nan=False).encode()])
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise InvalidInputError(
-            f"cannot write the profile to {path}: {error}; EYAS_CACHE chooses another place"
-        ) from None
-    return path
+        raise InvalidInputError(f"cannot write {path}: {error}; EYAS_CACHE chooses another place") from None
 
 
 def read_profile(path: Path) -> Profile:

@@ -147,13 +147,13 @@ def measure_costs(
     probe = CostProbe(
         target, drafter, context, QUICK_ROWS, QUICK_NODES, topk=topk, num_steps=1 + DEEPER, clock=clock, logits=logits
     )
-    probe.round()  # warms up
-    probe.forget()
     start = clock()
-    for _ in range(QUICK_ROUNDS):
+    for number in range(1 + QUICK_ROUNDS):
         probe.round()
         if clock() - start > QUICK_SECONDS:
             break
+        if number == 0:
+            probe.forget()  # it only warmed up
     return probe.costs()
 
 

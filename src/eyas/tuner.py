@@ -191,8 +191,8 @@ def tune(
         Check(each.name, rate, finish.rate, finish.acceptance_length)
         for each, rate, finish in zip(ours, predicted, finishes, strict=False)
     ]
-    # Without drawn trees the slice takes all, and the zip none.
-    by_rate = sorted(zip(drawn, finishes[-len(drawn) :], strict=False), key=lambda each: -each[1].rate)
+    drawing = finishes[len(finishes) - len(drawn) :]
+    by_rate = sorted(zip(drawn, drawing, strict=True), key=lambda each: -each[1].rate)
     if by_rate:
         finish = by_rate[0][1]
         checks.append(Check(f"dynamic{DRAWN}", None, finish.rate, finish.acceptance_length))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from eyas.bench.questions import Question
 from eyas.bench.summary import Row, summarise
 from eyas.completion import Completion
 from eyas.errors import ContextLengthError, InvalidInputError
+from eyas.files import replace_file
 from eyas.generate import Step
 from eyas.metrics import Stats
 from eyas.stopping import StopParams
@@ -191,24 +190,8 @@ def write_json(path: Path, data: object) -> None:
     Raises:
         InvalidInputError: the directory cannot be written to.
     """
+    content = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            content = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
-            with open(handle, "wb") as file:
-                file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(path, [gzip.compress(content, mtime=0) if path.suffix == ".gz" else content])
     except OSError as error:
         raise InvalidInputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.errors import CheckpointError
+from eyas.files import replace_file
 from eyas.tree import Bools, Floats, Ints
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -241,17 +241,3 @@ def _safetensors(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
     yield len(text).to_bytes(8, "little") + text
     for name in order:
         yield arrays[name].tobytes()
-
-
-def replace_file(file: Path, parts: Iterable[bytes]) -> None:
-    """Write beside ``file`` and rename over it once all is on the disk."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as handle:
-            for part in parts:
-                handle.write(part)
-            handle.flush()
-            os.fsync(handle.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.checkpoints.head_files import replace_file
 from eyas.errors import CheckpointError, InvalidInputError
+from eyas.files import replace_file
 
 FORMAT = 1
 
@@ -47,6 +47,10 @@ class Sidecar:
             replace_file(head / self.file, [json.dumps(content, allow_nan=False).encode() + b"\n"])
         except OSError as error:
             raise InvalidInputError(f"cannot write {head / self.file}: {error.strerror}") from None
+
+    def remove(self, head: Path) -> None:
+        """Delete the file in directory ``head``, if there is one: it speaks of weights that were there before."""
+        (head / self.file).unlink(missing_ok=True)
 
     def _stored(self, head: Path) -> dict[str, Any]:
         path = head / self.file

@@ -69,10 +69,10 @@ def bench_command(
     from eyas.bench.questions import load_questions
 
     names = parse_methods(methods if methods is not None else ",".join(paper.METHODS) if suite else DEFAULT_METHODS)
-    draft.settings()  # mistakes are told before a model is loaded
     files = [*(questions or []), *(more or []), *(paper.set_files(data) if data is not None else [])]
     chosen = load_questions(files, limit, first_turn=first_turn)
     params = sampling.sampling()
+    draft.settings(greedy=params.greedy and not suite)  # mistakes are told before a model is loaded
     if check_reference and (not params.greedy or params.looks_back or sampling.stop):
         raise InvalidInputError(
             "--check-reference compares plain greedy answers; leave out --temperature, penalties and --stop"

@@ -28,7 +28,7 @@ def chat_command(
 ) -> None:
     """Talk with the model; one line is one turn."""
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings()  # mistakes are told before a model is loaded
+    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
     loaded = model.load(draft.feature_levels())
     plan = draft.planner(loaded, model, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer

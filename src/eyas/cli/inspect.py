@@ -34,7 +34,7 @@ def inspect_command(
     """Show how draft trees grow and what the model takes of them."""
     prompt = read_prompt(prompt)
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings()  # mistakes are told before a model is loaded
+    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
     if draft.draft == "none":
         raise InvalidInputError("plain decoding has no draft trees; choose a head with --draft")
     loaded = model.load(draft.feature_levels())

@@ -82,8 +82,9 @@ class DraftOptions:
     policy: Annotated[
         Literal["auto", "dynamic", "static", "chain", "sequoia", "budgeted"],
         _drafting(
-            help="How the draft tree grows. auto: the fastest that eyas tune measured, else dynamic. dynamic: EAGLE-2. "
-            "static: EAGLE-1's tree, or --template. sequoia, budgeted: by measured acceptance and costs (eyas tune)."
+            help="How the draft tree grows. auto: the fastest that eyas tune measured, else what should be by the "
+            "head's forecast and a second of timing, else dynamic. dynamic: EAGLE-2. static: EAGLE-1's tree, or --template. "
+            "sequoia, budgeted: by acceptance and costs (a head's forecast, or eyas tune)."
         ),
     ] = "auto"
     template: Annotated[
@@ -94,7 +95,8 @@ class DraftOptions:
         bool | None,
         _drafting(
             "--graft/--no-graft",
-            help="Let repetitions in the text join the tree. Default: where eyas tune measured that it pays.",
+            help="Let repetitions in the text join the tree. Default: under auto, unless eyas tune found that it does "
+            "not pay.",
             show_default=False,
         ),
     ] = None
@@ -133,9 +135,12 @@ class DraftOptions:
         Path | None, _drafting(help="A certain profile of eyas tune instead of the usual one.", show_default=False)
     ] = None
 
-    def settings(self) -> DraftSettings:
-        """What the user wants, checked before anything is loaded."""
-        return DraftSettings(**asdict(self))
+    def settings(self, *, greedy: bool = False) -> DraftSettings:
+        """What the user wants, checked before anything is loaded; ``greedy`` answers draw nothing."""
+        settings = DraftSettings(**asdict(self))
+        if greedy:
+            settings.check_greedy()
+        return settings
 
     def planner(
         self, loaded: LoadedTarget, model: ModelOptions, *, greedy: bool, policies: Sequence[str] | None = None

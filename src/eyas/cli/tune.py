@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -73,7 +74,9 @@ def tune_command(
     if save and (head is None or not head.is_dir()):
         raise InvalidInputError(f"--save stores a forecast with a head, got --draft {draft}")
     if save and head is not None:
-        FORECAST.read(head, greedy=True)  # a damaged file is told before the work
+        FORECAST.read(head, greedy=True)  # a damaged file is told before the work, and so is
+        if not os.access(head, os.W_OK):
+            raise InvalidInputError(f"--save cannot write into {head}; copy the head, and name the copy with --draft")
     profile = measure(model, draft, prompts, limit, temperature, measured)
     from eyas.profile import save_profile
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eyas import native
-from eyas.draws import Draws, children
+from eyas.draws import CONFIDENCE, Draws, children
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import Eagle3Config
 from eyas.heads.rope import rotary_frequencies
@@ -167,7 +167,7 @@ class NativeEagleSession:
         """The tree that ``grow_tree`` would grow, before any selection."""
         drawing: tuple[Any, ...] = ()
         if draws is not None:  # numbers for all that could be expanded: [level, node, child]
-            drawing = (draws.rng.random((max_depth, topk, topk)), draws.temperature)
+            drawing = (draws.rng.random((max_depth, topk, topk)), draws.temperature, CONFIDENCE)
         grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
         known = (rule.calibration, values)

@@ -21,13 +21,10 @@ from eyas.policies.trace import PolicyTrace
 from eyas.replay import Moment, Recording, Unverified
 from eyas.train.store import Document
 from eyas.tree import Ints
+from eyas.tuner import Effort
 
 MakeDrafter = Callable[[DraftHead, Ints | None], Drafter]
 """Makes a drafter of a head and the offsets of its draft vocabulary, None for the whole one."""
-
-
-FORECAST_STEPS, FORECAST_WIDTH, FORECAST_NODES = 6, 8, 63
-"""Levels, children per node and nodes verified up to which a head is forecast, as ``eyas tune`` does."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,8 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
 
 
 def forecast(drafter: Drafter, documents: Sequence[Document]) -> Forecast:
-    """What the drafter's guesses are worth for greedy answers: it drafts after every token of the last answer of each
-    (greedy) document."""
+    """What the drafter's guesses are worth for greedy answers, up to the bounds of a tuning: it drafts after every
+    token of the last answer of each (greedy) document."""
     answers, prompts = [], []
     for document in documents:
         ids, first = [*document.ids.tolist(), document.last], _first_token(document)
@@ -88,14 +85,14 @@ def forecast(drafter: Drafter, documents: Sequence[Document]) -> Forecast:
         moments = []
         for root in range(max(first, 1), len(ids) - 1):
             session.commit(ids[root : root + 1], features[root - 1 : root])
-            trace = PolicyTrace(Unverified(DynamicPolicy(FORECAST_STEPS, FORECAST_WIDTH, 1)))
-            session.propose(ids[root], trace, FORECAST_STEPS)
+            trace = PolicyTrace(Unverified(DynamicPolicy(Effort.num_steps, Effort.topk, 1)))
+            session.propose(ids[root], trace, Effort.num_steps)
             moments.append(Moment(trace.candidates or Candidates.root(ids[root]), tuple(ids[root + 1 :])))
         answers.append(tuple(moments))
         prompts.append(ids[:first])
-    recording = Recording(tuple(answers), FORECAST_STEPS, FORECAST_WIDTH)
+    recording = Recording(tuple(answers), Effort.num_steps, Effort.topk)
     hit_rates = measured_hit_rates(prompts, recording.texts)
-    return Forecast(recording.acceptance(), recording.calibration(), FORECAST_NODES, hit_rates)
+    return Forecast(recording.acceptance(), recording.calibration(), max(Effort.rows) - 1, hit_rates)
 
 
 def _first_token(document: Document) -> int:

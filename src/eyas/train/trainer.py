@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.calibration import CALIBRATION
 from eyas.checkpoints.head_layout import HeadCheckpoint
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
@@ -239,6 +240,8 @@ class Trainer:
         return head.to(self.device).requires_grad_(False).eval()
 
     def save_head(self, path: Path, metrics: dict[str, Any]) -> None:
+        for sidecar in (CALIBRATION, FORECAST):
+            sidecar.remove(path)  # of the weights that are now replaced
         facts = {**self.metadata, "settings": json.dumps(asdict(self.settings)), "metrics": json.dumps(metrics)}
         self.recipe.save(path, self.averaged_head(), self.d2t, facts)
 

@@ -167,14 +167,14 @@ nb::ndarray<nb::numpy, T> array(const std::vector<T>& values) {
 nb::tuple grow(HeadSession& session, int64_t root, Array1<int64_t> tokens, std::optional<Matrix> features,
                const Rule& rule, int max_depth,
                std::optional<nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>> uniforms,
-               float temperature) {
+               float temperature, const std::vector<double>& confidence) {
   if (tokens.size()) check_pairs(session, tokens, features);
   const size_t k = size_t(rule.topk), vocab = size_t(session.head().draft_vocab());
-  if (uniforms && (int(uniforms->shape(0)) < max_depth || uniforms->shape(1) != k || uniforms->shape(2) != k || !(temperature > 0)))
-    throw std::invalid_argument("draws need uniforms [max_depth, topk, topk] and a temperature above 0");
+  if (uniforms && (int(uniforms->shape(0)) < max_depth || uniforms->shape(1) != k || uniforms->shape(2) != k || !(temperature > 0) || confidence.size() != 3))
+    throw std::invalid_argument("draws need uniforms [max_depth, topk, topk], a temperature above 0, and confidence [3]");
   const size_t room = uniforms && max_depth > 0 ? 1 + size_t(max_depth - 1) * k : 0;
   Owned<float> weights(room * vocab);
-  Drawing drawing{uniforms ? uniforms->data() : nullptr, temperature, weights.data};
+  Drawing drawing{uniforms ? uniforms->data() : nullptr, temperature, confidence.data(), weights.data};
   Candidates grown(root);
   std::vector<double> values;
   {
@@ -292,6 +292,6 @@ NB_MODULE(_core, m) {
       .def("expand", &expand, nb::arg("tokens"), nb::arg("parents"), nb::arg("depth"), nb::arg("k"),
            nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
       .def("grow", &grow, nb::arg("root"), nb::arg("tokens"), nb::arg("features").none(), nb::arg("rule"), nb::arg("max_depth"),
-           nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f)
+           nb::arg("uniforms") = nb::none(), nb::arg("temperature") = 1.0f, nb::arg("confidence") = std::vector<double>{})
       .def("truncate", &HeadSession::truncate, nb::arg("length"));
 }

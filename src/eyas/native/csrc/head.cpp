@@ -229,9 +229,10 @@ void HeadSession::expand(const int64_t* tokens, const int64_t* parents, int n, i
   for (int i = 0; i < n; ++i) outputs_.emplace_back(outputs.begin() + size_t(i) * h, outputs.begin() + size_t(i + 1) * h);
 }
 
-// From what was drawn for a node to its children as a policy sees them; confidences are those of eyas/draws.py.
-void Head::show_draws(const int64_t* places, float likeliest, int k, int64_t* ids, float* log_probs) const {
-  const double first = 0.25 + 0.7 * double(likeliest);
+// From what was drawn for a node to its children as a policy sees them, as `confidences` in eyas/draws.py does.
+void Head::show_draws(const int64_t* places, float likeliest, const double* confidence, int k, int64_t* ids,
+                      float* log_probs) const {
+  const double first = confidence[0] + confidence[1] * double(likeliest);
   double left = 1;
   for (int i = 0; i < k; ++i) {
     if (places[i] < 0) {
@@ -239,7 +240,7 @@ void Head::show_draws(const int64_t* places, float likeliest, int k, int64_t* id
       log_probs[i] = -std::numeric_limits<float>::infinity();
       continue;
     }
-    const double value = left * (i == 0 ? first : first / 3);
+    const double value = left * (i == 0 ? first : first * confidence[2]);
     left -= value;
     ids[i] = token_ids.empty() ? places[i] : token_ids[size_t(places[i])];
     log_probs[i] = float(std::log(value));
@@ -283,7 +284,8 @@ void HeadSession::grow(const int64_t* tokens, const float* features, int n, cons
       drawing->places.insert(drawing->places.end(), best.begin(), best.end());
       const std::vector<float> likeliest(log_probs.begin(), log_probs.begin() + count);
       for (int i = 0; i < count; ++i)
-        head_->show_draws(&drawing->places[drawing->places.size() - size_t(count - i) * k], likeliest[size_t(i)], k,
+        head_->show_draws(&drawing->places[drawing->places.size() - size_t(count - i) * k], likeliest[size_t(i)],
+                          drawing->confidence, k,
                           &best[size_t(i) * k], &log_probs[size_t(i) * k]);
     }
     candidates.add_level(expanded, k, best.data(), log_probs.data());

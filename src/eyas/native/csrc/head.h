@@ -27,6 +27,7 @@ struct Scores {
 struct Drawing {
   const double* uniforms;  // [max_depth, topk, topk] in [0, 1): by level, node expanded there, child
   float temperature;
+  const double* confidence;  // [3], see eyas/draws.py
   float* weights;  // [nodes, draft vocab]; there is room for 1 + (max_depth - 1) * topk
   std::vector<int64_t> nodes = {}, places = {};  // the candidates expanded; of each [topk] rows of lm_head, -1 for none
 };
@@ -58,7 +59,8 @@ class Head {
   // The same scores for outputs [rows, hidden].
   void score(const float* outputs, int rows, const Scores& scores);
   // Ids [k] and log confidences [k] of the children of a node, drawn at `places` [k].
-  void show_draws(const int64_t* places, float likeliest, int k, int64_t* ids, float* log_probs) const;
+  void show_draws(const int64_t* places, float likeliest, const double* confidence, int k, int64_t* ids,
+                  float* log_probs) const;
 
  private:
   std::mutex mutex_;
