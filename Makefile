@@ -43,7 +43,9 @@ $(STAMP): pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Eyas needs Python 3.11 or later, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch: a download of a few hundred MB"
 	$(BIN)/python -m pip install --quiet $(TORCH)
+	@echo "installing Eyas and what it needs, and compiling its engine: a few minutes on two cores"
 	$(BIN)/python -m pip install --quiet --editable '.[torch,plots,dev]'
 	touch $@
 

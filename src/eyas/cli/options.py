@@ -83,8 +83,8 @@ class DraftOptions:
         Literal["auto", "dynamic", "static", "chain", "sequoia", "budgeted"],
         _drafting(
             help="How the draft tree grows. auto: the fastest that eyas tune measured, else what should be by the "
-            "head's forecast and a second of timing, else dynamic. dynamic: EAGLE-2. static: EAGLE-1's tree, or --template. "
-            "sequoia, budgeted: by acceptance and costs (a head's forecast, or eyas tune)."
+            "head's forecast and a second of timing, else dynamic. dynamic: EAGLE-2. static: EAGLE-1's tree, or "
+            "--template. sequoia, budgeted: by acceptance and costs (a head's forecast, or eyas tune)."
         ),
     ] = "auto"
     template: Annotated[
