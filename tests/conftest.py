@@ -26,4 +26,4 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.costs import typical_costs
 
     monkeypatch.setattr("eyas.forecast.measure_costs", lambda *drafting, **options: typical_costs(0.03))
-    monkeypatch.setattr("eyas.forecast.load_per_core", lambda: 0.0)
+    monkeypatch.setattr("eyas.forecast.Load.others_since", lambda self, start: 0.0)

@@ -15,7 +15,7 @@ from eyas.calibration import Calibration, LevelMap
 from eyas.cli import main
 from eyas.costs import CostTable
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.forecast import FORECAST, Forecast, costs_path, estimated_profile, read_forecast
+from eyas.forecast import FORECAST, Forecast, Load, costs_path, estimated_profile, read_forecast
 from eyas.plan import profile_key
 from eyas.profile import DrawnTree, profile_path, save_profile
 from eyas.timing import measure_costs
@@ -35,7 +35,6 @@ DEAR = CostTable((1, 4, 16), (10.0, 40.0, 160.0), (1, 4), (9.0, 9.0), first_ms=9
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """What was asked of ``measure_costs``, which always finds ``COSTS``; profiles in a directory of the test's own."""
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
-    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.0)
     asked: list[dict[str, Any]] = []
 
     def measure(target: Any, drafter: Any, **options: Any) -> CostTable:
@@ -165,14 +164,25 @@ def test_what_cannot_be_kept_is_used_all_the_same(timed: list[dict[str, Any]], t
 
 
 def test_prices_of_a_busy_machine_are_not_kept(timed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.9)
+    monkeypatch.setattr(Load, "others_since", lambda self, start: 0.9)
     told: list[str] = []
     assert estimate(notice=told.append).costs == COSTS
     assert "busy" in told[-1]
-    monkeypatch.setattr(eyas.forecast, "load_per_core", lambda: 0.1)
+    monkeypatch.setattr(Load, "others_since", lambda self, start: 0.1)
     estimate()
     estimate()
     assert len(timed) == 2
+
+
+def test_load_is_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    start, later = Load(10.0, 3.0, 100.0), Load(12.0, 6.0, 105.0)
+    assert later.others_since(start) == pytest.approx((5 - 3) / (2 * 4))
+    assert Load(12.0, 9.0, 105.0).others_since(start) == 0.0  # ours ran ahead of the system's ticks
+    assert Load.now().clock > 0.0 and Load.now().others_since(Load.now()) >= 0.0
+    monkeypatch.setattr(Path, "read_text", lambda self: "no such thing")
+    assert Load.now().everybody == 0.0
 
 
 def test_a_tuning_comes_first(timed: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 from eyas.calibration import Calibration
@@ -26,8 +27,8 @@ FORMAT = 1
 LARGEST = 128
 """Levels, ranks and nodes of a forecast at most: the best fixed tree is looked for among all of these."""
 
-BUSY = 0.5
-"""Load per processor above which costs are another's, and not kept."""
+BUSY = 0.15
+"""Share of the processors that others may use while passes are timed; above it the costs are not kept."""
 
 FORECAST = Sidecar("forecast.json", "a forecast", "eyas tune --save")
 """Lies beside a head's weights; a part is as ``Forecast.as_dict`` gives it."""
@@ -154,10 +155,10 @@ def estimated_profile(
     path = costs_path(key)
     costs = _kept_costs(path, key)
     if costs is None:
-        busy = load_per_core()
         tell("timing this machine once for this model and drafter; eyas tune measures more")
+        start = Load.now()
         costs = measure_costs(target, drafter, topk=len(forecast.acceptance[0]), logits=key.sampled)
-        if busy > BUSY:
+        if Load.now().others_since(start) > BUSY:
             tell("the machine is busy with other work: it is timed again at the next start")
         else:
             try:
@@ -172,12 +173,35 @@ def costs_path(key: ProfileKey) -> Path:
     return profile_path(key).with_suffix(f".costs-{key.threads}.json")
 
 
-def load_per_core() -> float:
-    """Processes that wanted to run in the last minute, per processor; 0 where the system does not tell."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return 0.0
+@dataclass(frozen=True)
+class Load:
+    """What the processors had done at some moment, in seconds.
+
+    Attributes:
+        clock: on the wall.
+        ours: processor time of this process, all threads together.
+        everybody: that of all processes, and of other machines on the same host; 0 where the system does not tell.
+    """
+
+    clock: float
+    ours: float
+    everybody: float
+
+    @classmethod
+    def now(cls) -> Load:
+        everybody = 0.0
+        try:
+            # user, nice, system, idle, iowait, irq, softirq, steal (man 5 proc)
+            ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+            everybody = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            pass
+        return cls(perf_counter(), process_time(), everybody)
+
+    def others_since(self, start: Load) -> float:
+        """Share of all processors that was not ours in the meantime."""
+        others = (self.everybody - start.everybody) - (self.ours - start.ours)
+        return max(0.0, others) / max(1e-9, (self.clock - start.clock) * (os.cpu_count() or 1))
 
 
 def _kept_costs(path: Path, key: ProfileKey) -> CostTable | None:
