@@ -77,9 +77,10 @@ def test_another_draft_vocabulary_needs_the_targets_lm_head(store: Path, tmp_pat
     begun.run()
 
 
-def test_an_lm_head_of_its_own_keeps_its_tokens(store: Path, tmp_path: Path) -> None:
-    """Where the answers would ask for others."""
-    trainer(store, CONFIGS["own lm_head"], tmp_path / "one").run()
+@pytest.mark.parametrize("name", ["eagle3", "own lm_head"])
+def test_a_draft_vocabulary_of_the_same_size_is_kept(store: Path, tmp_path: Path, name: str) -> None:
+    """Where these answers would ask for others."""
+    trainer(store, CONFIGS[name], tmp_path / "one").run()
     head = tmp_path / "one" / "head"
     read = load_eagle3(head)
     odd = np.arange(1, 17) - np.arange(16)

@@ -107,6 +107,7 @@ def train_command(
     import torch
 
     from eyas.checkpoints.heads import load_head
+    from eyas.environment import portable
     from eyas.loading import check_threads, head_directory
     from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
@@ -126,7 +127,7 @@ def train_command(
         lm_head = torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
     check_stores([FeatureStore(path) for path in stores], lm_head)
     weights = TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy()))
-    metadata = {"target": source.name, "target_fingerprint": source.fingerprint()}
+    metadata = {"target": portable(source.name), "target_fingerprint": source.fingerprint()}
     with joined(device) as processes:
         begun = processes.from_first(lambda: begun_run(out))
         own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
@@ -142,7 +143,7 @@ def train_command(
             folder = head_directory(init_from) or init_from
             start = processes.from_first(lambda: load_head(folder))
         if init_from is not None:
-            metadata["init_from"] = init_from
+            metadata["init_from"] = portable(init_from)
         make_drafter = None
         if processes.first and processes.device.type == "cpu":
             make_drafter = native_drafter(source, config, threads=torch.get_num_threads())

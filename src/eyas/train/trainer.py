@@ -139,8 +139,8 @@ class Trainer:
         self.d2t: Ints | None = None
         if checkpoint is not None:
             self.d2t = checkpoint["d2t"]
-        elif start is not None and "lm_head.weight" in start.tensors:
-            self.d2t = start.d2t  # its rows are those tokens'
+        elif start is not None and start.config.draft_vocab_size == config.draft_vocab_size:
+            self.d2t = start.d2t  # chosen from answers that may be more than these
         elif (size := config.draft_vocab_size) is not None:
             self.d2t = processes.from_first(
                 lambda: choose_draft_vocabulary(self._training_documents(), config.vocab_size, size)
