@@ -125,11 +125,11 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     eyas("train", data, "--out", two, *few, "--init-from", one / "head", "--draft-vocab-size", 20)
     read = load_eagle(two / "head")
     assert (read.config.num_layers, read.config.draft_vocab_size) == (2, 20)
-    assert read.metadata["init_from"] == str(one / "head")
+    assert read.metadata["init_from"] == "head"  # on another machine its place says nothing
     # A run that goes on keeps its beginning, whatever is asked for.
     further = (*few, "--steps", 3, "--draft-vocab-size", 20)
     eyas("train", data, "--out", two, *further, "--init-from", tmp_path / "nowhere")
-    assert load_eagle(two / "head").metadata["init_from"] == str(one / "head")
+    assert load_eagle(two / "head").metadata["init_from"] == "head"
     engines = ["transformers", *(["native"] if native.available() else [])]
     for engine in engines:
         said = eyas("generate", "w9", "--draft", two / "head", "--engine", engine, "--json", "--compare")
