@@ -429,6 +429,11 @@ def test_what_cycles_take_beyond_their_passes_goes_into_the_table() -> None:
     known = with_whole_cycles(bare, cycles)
     assert (known.overhead_ms, known.first_ms) == pytest.approx((COSTS.overhead_ms, COSTS.first_ms))
     assert with_whole_cycles(COSTS, []) == COSTS
+    # Timed alone, passes over several rows took three drafts longer than they do in cycles.
+    slow = replace(COSTS, verify_ms=(COSTS.verify_ms[0], *(ms + 3 * COSTS.first_ms for ms in COSTS.verify_ms[1:])))
+    for cycle in cycles:
+        put_right = with_whole_cycles(slow, cycles).cycle(cycle.expanded, cycle.num_draft_tokens)
+        assert put_right == pytest.approx(cycle.ms, rel=0.03)
     # Passes timed by themselves found cold caches.
     cold = replace(COSTS, verify_ms=tuple(ms + 1.5 for ms in COSTS.verify_ms))
     for widths, kept in shapes:

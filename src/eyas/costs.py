@@ -173,7 +173,12 @@ def with_whole_cycles(costs: CostTable, cycles: Sequence[TimedCycle]) -> CostTab
     level, row = np.linalg.lstsq(parts - parts.mean(axis=0), excess - excess.mean())[0].tolist()
     first = excess.mean() - parts.mean(axis=0) @ (level, row)
     most = parts[:, 1].max()
-    rows = [ms + row * min(size - 1, most) for size, ms in zip(costs.verify_rows, costs.verify_ms, strict=True)]
+    # A draft costs nothing at least: what is saved beyond that was saved in the passes that verify it.
+    saved = min(0.0, costs.first_ms + float(first))
+    rows = [
+        ms + row * min(size - 1, most) + saved * (size > 1)
+        for size, ms in zip(costs.verify_rows, costs.verify_ms, strict=True)
+    ]
     return replace(
         costs,
         first_ms=max(0.0, costs.first_ms + float(first)),
