@@ -178,7 +178,7 @@ def test_a_head_of_the_base_model_drafts_for_a_fine_tune_with_a_word_about_it(
     assert result["identical"] is True
     assert result["stats"]["draft_tokens"] > 0
     assert said == (
-        f"eyas: draft head {head} was trained for {model}, and {tuned} has other weights: answers stay exact, but "
+        f"eyas: draft head {head} was trained for {model.name}, and {tuned} has other weights: answers stay exact, but "
         "fewer guesses may be accepted\n"
     )
     base, said = ask(model, head)
