@@ -234,6 +234,17 @@ def test_a_tree_drawn_in_one_call_is_that_drawn_level_by_level(config: Eagle3Con
             assert np.array_equal(proposal.weights, other.proposals[node].weights)
 
 
+def test_nothing_is_drawn_where_no_draft_pays() -> None:
+    dear = CostTable((1, 4), (1.0, 40.0), (1, 4), (9.0, 9.0), first_ms=9.0)
+    session = NativeEagleDrafter(checkpoint(), load_target()).new_session()
+    tokens, features = pairs(9)
+    session.commit(tokens, features)
+    draws = Draws(SamplingParams(temperature=1.0), np.random.default_rng(0))
+    tree = session.propose_drawn(tokens[-1], BudgetedPolicy(dear, ((0.1, 0.1),), 3, 2, 9), 4, draws)
+    assert tree.num_draft_tokens == 0
+    assert session.propose_drawn(tokens[-1], DynamicPolicy(3, 2, 4), 4, draws).num_draft_tokens > 0  # the pairs wait
+
+
 def test_misfits_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"reads 3 feature level\(s\), the target was loaded to give 1"):
         NativeEagleDrafter(checkpoint(), NativeTarget.from_weights(MODEL, tiny_weights(MODEL), dtype="float32"))

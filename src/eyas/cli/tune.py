@@ -70,18 +70,18 @@ def tune_command(
     measured = make_effort(effort, settings.budget)
     check_writable(out)
     check_writable(plot)
-    head = head_directory(draft)
+    head = head_directory(draft) if save else None
     if save and (head is None or not head.is_dir()):
         raise InvalidInputError(f"--save stores a forecast with a head, got --draft {draft}")
-    if save and head is not None:
-        FORECAST.read(head, greedy=True)  # a damaged file is told before the work, and so is
+    if head is not None:  # what would stop it in the end is told before the work
+        FORECAST.read(head, greedy=True)
         if not os.access(head, os.W_OK):
             raise InvalidInputError(f"--save cannot write into {head}; copy the head, and name the copy with --draft")
     profile = measure(model, draft, prompts, limit, temperature, measured)
     from eyas.profile import save_profile
 
     path = save_profile(profile, out)
-    if save and head is not None:
+    if head is not None:
         FORECAST.write(head, Forecast.of(profile).as_dict(), greedy=temperature == 0)
     if plot is not None:
         from eyas.bench.tuning import write_heat_map

@@ -171,16 +171,16 @@ class NativeEagleSession:
         grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
         known = (rule.calibration, values)
-        proposals = {} if drawn is None else dict(self._proposals(*drawn))
+        proposals = {} if drawn is None else dict(self._proposals(topk, *drawn))
         candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals, known)
         if candidates.depth > 0:
             self._tokens, self._features = [], []
         return candidates
 
-    def _proposals(self, nodes: Ints, places: Ints, weights: Floats) -> Iterator[tuple[int, Proposal]]:
+    def _proposals(self, topk: int, nodes: Ints, places: Ints, weights: Floats) -> Iterator[tuple[int, Proposal]]:
         """What the children of each of n nodes were drawn from: places [n * topk], weights [n, draft vocab]."""
         ids = places if self.token_ids is None else self.token_ids[places]
-        rows = (each.reshape(len(nodes), -1).tolist() for each in (ids, places))
+        rows = (each.reshape(-1, topk).tolist() for each in (ids, places))
         for node, tokens, row, scale in zip(nodes.tolist(), *rows, weights, strict=True):
             found = sum(place >= 0 for place in row)
             yield node, Proposal(scale, self.token_ids, tokens[:found], row[:found])

@@ -42,7 +42,7 @@ HELD_OUT_EVERY = 40
 """Every so manieth prompt is held out: by its index, so that a growing store keeps the split."""
 
 FORECAST_DOCUMENTS = 16
-"""Held-out answers that a head's forecast is made of: after some two thousand tokens it changes little more."""
+"""Held-out answers that a head's forecast is made of: some two thousand tokens, more than a tuning records."""
 
 ALONE = Processes()
 
