@@ -81,7 +81,7 @@ std::vector<float> product(const Kernels& kernels, Type type, const Matrix& w, c
       format.pack_blocks(blocks.data(), w.k, panel.get());
     else
       format.pack(rows.data(), w.k, panel.get());
-    format.multiply(panel.get(), acts.get(), stride, m, w.k, block.data(), nullptr);
+    format.multiply(panel.get(), acts.get(), stride, m, w.k, block.data(), {nullptr, 0});
     for (int r = 0; r < m; ++r)
       for (int c = 0; c < cols && first + c < w.n; ++c) out[size_t(r) * w.n + first + c] = block[r * cols + c];
   }
@@ -104,7 +104,8 @@ void check_products(const Kernels& kernels, const Kernels& portable) {
         const double off = error(got, {wanted.begin(), wanted.begin() + size_t(m) * n});
         // Sets with dot products round activations.
         const std::string name = kernels.name;
-        const bool rounds = (name == "avx512_dot" || name == "amx") && type.type != Type::f32;
+        const bool dots = name == "avx512_dot" || name == "amx", bytes = name == "avx512_vnni" && type.type != Type::bf16;
+        const bool rounds = (dots || bytes) && type.type != Type::f32;
         expect(off < (rounds ? 2e-2 : 2e-6), what, off);
         const std::vector<float> all = product(kernels, type.type, w, x, most);
         expect(!std::memcmp(got.data(), all.data(), got.size() * 4), what + ": bits depend on the rows beside it");
@@ -156,7 +157,7 @@ std::vector<float> attend(const Kernels& kernels, const std::vector<E>& page_val
     o[r] = &out[size_t(r) * group * head_dim];
   }
   kernels.attend({pages, sizeof(E) == 2 ? Type::bf16 : Type::f32, 0, size_t(kPageTokens) * head_dim, head_dim, v_stride,
-                  rows, group, q, o, prefix, begin, extra, slots, scratch.get()});
+                  rows, group, q, o, prefix, begin, extra, slots, scratch.get(), {nullptr, 0}});
   return out;
 }
 

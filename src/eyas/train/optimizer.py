@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from eyas.train.muon import Muon
 from eyas.train.settings import TrainSettings
 
 
 class HeadOptimizer:
     """One or two PyTorch optimisers that take their steps together.
 
-    Muon (Jordan 2024, as in ``torch.optim``) turns the momentum of a matrix into the nearest orthogonal one, which
-    suits the projections of a layer. An lm_head has a row per token, most of which a batch hardly touches: like norms
-    and biases it is AdamW's.
+    Muon turns the momentum of a matrix into the nearest orthogonal one, which suits the projections of a layer. An
+    lm_head has a row per token, most of which a batch hardly touches: like norms and biases it is AdamW's.
     """
 
     def __init__(self, head: nn.Module, settings: TrainSettings) -> None:
@@ -29,12 +29,8 @@ class HeadOptimizer:
             muons = settings.optimizer == "muon" and parameter.ndim == 2 and name != "lm_head.weight"
             (matrices if muons else others).append(parameter)
         if matrices:
-            self._parts["muon"] = torch.optim.Muon(
-                matrices,
-                lr=settings.matrix_learning_rate,
-                momentum=0.95,
-                weight_decay=settings.weight_decay,
-                adjust_lr_fn="original",
+            self._parts["muon"] = Muon(
+                matrices, lr=settings.matrix_learning_rate, momentum=0.95, weight_decay=settings.weight_decay
             )
         self._parts["adamw"] = torch.optim.AdamW(
             others,

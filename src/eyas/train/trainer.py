@@ -30,6 +30,7 @@ from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, ma
 from eyas.train.checkpoint import read_checkpoint, write_checkpoint
 from eyas.train.evaluate import MakeDrafter, forecast, simulate
 from eyas.train.optimizer import HeadOptimizer
+from eyas.train.precision import has_fast_bfloat16
 from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
@@ -354,12 +355,3 @@ class Trainer:
 def _held_out(store: FeatureStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
     held_out: np.ndarray[Any, np.dtype[np.bool_]] = store.prompt_indices() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     return held_out
-
-
-def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products run in hardware there."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        return bool(torch.cpu._is_avx512_bf16_supported())
-    return False

@@ -39,7 +39,7 @@ class Ahead {
         next_step_(next ? lines(bytes, steps) : 0) {}
   void advance() {
     for (size_t i = 0; i < own_step_; i += 64) fetch(own_ + i);
-    for (size_t i = 0; i < next_step_; i += 64) _mm_prefetch(next_ + i, _MM_HINT_T1);
+    for (size_t i = 0; i < next_step_; i += 64) fetch_far(next_ + i);
     own_ += own_step_;
     next_ += next_step_;
   }

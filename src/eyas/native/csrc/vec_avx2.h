@@ -53,4 +53,5 @@ inline F f_pow2(I n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_e
 inline void keep(F& a) { asm("" : "+x"(a)); }
 inline void keep(I& a) { asm("" : "+x"(a)); }
 inline void fetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+inline void fetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 }  // namespace

@@ -71,9 +71,11 @@ inline F f_pow2(I n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_e
 template <class V>
 inline void keep(V&) {}
 inline void fetch(const void*) {}
+inline void fetch_far(const void*) {}
 #else
 inline void keep(F& a) { asm("" : "+v"(a)); }
 inline void keep(I& a) { asm("" : "+v"(a)); }
 inline void fetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+inline void fetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 #endif
 }  // namespace

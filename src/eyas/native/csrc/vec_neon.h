@@ -63,4 +63,5 @@ inline F f_pow2(I n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdu
 inline void keep(F& a) { asm("" : "+w"(a)); }
 inline void keep(I& a) { asm("" : "+w"(a)); }
 inline void fetch(const void* p) { __builtin_prefetch(p); }
+inline void fetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 }  // namespace

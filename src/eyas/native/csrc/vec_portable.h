@@ -78,4 +78,5 @@ inline F f_pow2(I n) { return (F)((n + 127) << 23); }
 template <class V>
 inline void keep(V&) {}
 inline void fetch(const void* p) { __builtin_prefetch(p); }
+inline void fetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 }  // namespace

@@ -54,8 +54,7 @@ inline void byte_dot_tile(const uint8_t* w, const uint16_t* scales, const char* 
       for (int c = 0; c < C; ++c) acc[r][c] = i_bcast(starts + r * row + g);
 #pragma GCC unroll 1
     for (int t = 0; t < 8; ++t) {
-      fetch(next);
-      fetch(next + 64);
+      fetch_weights<4 * P>(next);
       next += step;
       I b[C];
 #pragma GCC unroll 8

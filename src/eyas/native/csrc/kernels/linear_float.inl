@@ -36,7 +36,7 @@ inline void float_tile(const typename W::Element* w, const float* x, size_t ldx,
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) acc[r][c] = f_zero();
   for (int k = 0; k < pairs; ++k) {
-    fetch(next);
+    fetch_weights<W::pair_elements * sizeof(typename W::Element)>(next);
     next += step;
     F b[C];
 #pragma GCC unroll 8

@@ -6,6 +6,14 @@ namespace {
 
 constexpr int P = L * C;  // columns per panel
 
+// Asks for `bytes` of weights that the next panel brings: line by line, as the processor does not always add a neighbour,
+// and into the second level, as a panel and the next do not fit into the first.
+template <size_t bytes>
+inline void fetch_weights(const char* at) {
+#pragma GCC unroll 4
+  for (size_t i = 0; i < bytes; i += 64) fetch_far(at + i);
+}
+
 // Calls tile.run<R>() over all rows in tiles as even as can be: 8 rows are 4 + 4, not 6 + 2.
 template <int R, class Tile>
 inline void run_tile(int rows, Tile&& tile) {
