@@ -148,7 +148,7 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
             np.zeros(3, np.float32),
             {0: Proposal(weights, None, places, places)},
         )
-        assert verify_sampling(tree, lambda _: weights, rng).path == (0, 1)
+        assert verify_sampling(tree, lambda _: weights.copy(), rng).path == (0, 1)
 
 
 class Guessing:

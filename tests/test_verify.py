@@ -14,7 +14,7 @@ from eyas.policies import Candidates, DynamicPolicy, grow_tree
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
 from eyas.tree import DraftTree, Floats, Ints
-from eyas.verify import BLOCK, Acceptance, sample, verify_greedy, verify_sampling
+from eyas.verify import BLOCK, Acceptance, Mass, verify_greedy, verify_sampling
 from support.exhaustive import Rng, distribution, outcomes
 from support.tiny import TableTarget
 
@@ -78,7 +78,7 @@ def block(tree: DraftTree, acceptance: Acceptance) -> Words:
 
 def verifier(tree: DraftTree, target: Distribution) -> Callable[[Rng], Acceptance]:
     contexts = [words(tree, node) for node in range(len(tree))]
-    return lambda rng: verify_sampling(tree, lambda node: target(contexts[node]), rng)
+    return lambda rng: verify_sampling(tree, lambda node: target(contexts[node]).copy(), rng)
 
 
 @cache
@@ -187,7 +187,7 @@ def test_each_distinct_sibling_is_tried_once() -> None:
     even = np.full(VOCAB, 0.25, np.float32)
 
     def run(rng: Rng) -> tuple[Acceptance, int]:
-        return verify_sampling(tree, lambda node: even, rng), rng.draws
+        return verify_sampling(tree, lambda node: even.copy(), rng), rng.draws
 
     # Token 2 accepted: one draw for it, one for the bonus; token 0: one draw more; none: two trials and the recovery.
     draws = {(acceptance.path, draws) for (acceptance, draws), _ in outcomes(run)}
@@ -201,7 +201,7 @@ def test_a_child_of_all_the_mass_is_always_accepted_and_one_of_none_never() -> N
         assert acceptance == Acceptance((0, 2), 2, recovered=False)
     extremes = [0.0, 0.5, np.nextafter(1.0, 0.0)]
     for draws in product(extremes, repeat=3):
-        acceptance = verify_sampling(tree, lambda node: certain, Fixed(draws))
+        acceptance = verify_sampling(tree, lambda node: certain.copy(), Fixed(draws))
         assert acceptance.path == (0, 2)
 
 
@@ -229,12 +229,12 @@ class Forbidden:
 def test_a_token_without_mass_is_never_drawn(weights: tuple[float, ...], scale: float) -> None:
     scaled = np.array(weights, np.float64) * scale
     for draw in (0.0, 1e-300, 0.1, 0.25, 0.5, 0.7, 0.9999999, np.nextafter(1.0, 0.0)):
-        assert weights[sample(scaled, Fixed([draw]))] > 0
+        assert weights[Mass(scaled).sample(Fixed([draw]))] > 0
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_draw_has_exactly_the_given_distribution(weights: tuple[int, ...]) -> None:
-    drawn = distribution(lambda rng: sample(np.array(weights, np.float32), rng))
+    drawn = distribution(lambda rng: Mass(np.array(weights, np.float32)).sample(rng))
     assert drawn == {token: Fraction(weight, 16) for token, weight in enumerate(weights) if weight}
 
 
@@ -248,9 +248,9 @@ def test_a_large_vocabulary_is_searched_as_a_small_one(size: int) -> None:
     # In the middle of each token's share of the mass, where rounding cannot lead astray.
     for token in np.flatnonzero(weights)[::7].tolist():
         mark = (ends[token] - weights[token] / 2) / ends[-1]
-        assert sample(weights, Fixed([mark])) == token
+        assert Mass(weights).sample(Fixed([mark])) == token
     for draw in (0.0, np.nextafter(1.0, 0.0), *(ends[BLOCK - 1 :: BLOCK] / ends[-1]).clip(max=np.nextafter(1.0, 0.0))):
-        assert weights[sample(weights, Fixed([draw]))] > 0
+        assert weights[Mass(weights).sample(Fixed([draw]))] > 0
 
 
 def test_greedy_by_hand() -> None:
@@ -366,7 +366,7 @@ def test_two_hundred_thousand_draws(drafter: str, temperature: float) -> None:
 
     blocks: dict[Words, int] = {}
     for _ in range(draws):
-        acceptance = verify_sampling(tree, lambda node: target(contexts[node]), rng)
+        acceptance = verify_sampling(tree, lambda node: target(contexts[node]).copy(), rng)
         committed = block(tree, acceptance)[:3]
         blocks[committed] = blocks.get(committed, 0) + 1
     counts = np.zeros((8, 8, 8))

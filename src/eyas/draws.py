@@ -20,7 +20,7 @@ import numpy as np
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, log_softmax, warp
 from eyas.tree import Floats, Ints, Proposal
-from eyas.verify import sample
+from eyas.verify import Mass
 
 SHARPENING = 0.85
 """Of the answer's temperature, that of the draws. A small drafter is less sure than its target: a little sharper, it
@@ -65,10 +65,8 @@ class Draws:
 
     @property
     def by_temperature(self) -> bool:
-        """Whether q is a matter of the temperature alone, one that is no rounding error: such q the native engine draws
-        from by itself."""
-        params = self.params
-        return params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0 and self.temperature >= 1e-3
+        """See ``SamplingParams``: from such q the native engine draws by itself."""
+        return self.params.by_temperature
 
 
 def children(
@@ -100,11 +98,11 @@ def children(
 def draw(weights: Floats, count: int, rng: np.random.Generator) -> list[int]:
     """``count`` indices drawn one after the other in proportion to ``weights`` [D], none twice; fewer where fewer have
     any weight."""
-    left = weights.astype(np.float64)
+    left = Mass(weights.astype(np.float64))
     drawn: list[int] = []
-    while len(drawn) < count and left.any():
-        drawn.append(sample(left, rng))
-        left[drawn[-1]] = 0.0
+    while len(drawn) < count and left.total > 0:
+        drawn.append(left.sample(rng))
+        left.take_out(drawn[-1])
     return drawn
 
 

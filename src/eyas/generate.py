@@ -20,7 +20,7 @@ from eyas.policies.gate import Gate
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import Sampler, SamplingParams, log_softmax
 from eyas.stopping import Answer, FinishReason, StopParams
-from eyas.targets.base import Features, Target, TargetInfo, TargetOutput
+from eyas.targets.base import Features, SamplesItself, Target, TargetInfo, TargetOutput
 from eyas.text import TextTokenizer
 from eyas.tree import DraftTree, Floats
 from eyas.verify import Acceptance, verify_greedy, verify_sampling
@@ -276,6 +276,8 @@ class Request:
         def ancestors(node: int) -> list[int]:
             return [int(token) for token in tree.tokens[tree.path_to(node)[1:]]]
 
+        if sampler.params.by_temperature and not sampler.changes_logits and isinstance(output, SamplesItself):
+            return output.verify_sampled(tree, sampler.params.temperature, self._rng)
         if not sampler.params.greedy:
             return verify_sampling(
                 tree, lambda node: sampler.probabilities(output.row(node), ancestors(node)), self._rng

@@ -82,6 +82,12 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0
 
     @property
+    def by_temperature(self) -> bool:
+        """Whether the distribution is a matter of the temperature alone, one that is no rounding error, but for what
+        ``looks_back`` tells."""
+        return self.top_k <= 0 and self.top_p == 1.0 and self.min_p == 0.0 and self.temperature >= 1e-3
+
+    @property
     def looks_back(self) -> bool:
         """Whether logits are changed at all before the temperature."""
         return bool(
@@ -190,15 +196,17 @@ class Sampler:
         return int(self.logits(raw, ancestors).argmax())
 
     def probabilities(self, raw: Floats, ancestors: Sequence[int] = ()) -> Floats:
-        """[V] float32: steps 1-5, normalised."""
-        return warp(self.logits(raw, ancestors), self.params)
+        """[V] float32: steps 1-5, normalised; ``raw`` may be changed in place."""
+        logits = self.logits(raw, ancestors)
+        return warp(logits, self.params, out=raw if logits is raw else None)
 
 
-def warp(logits: Floats, params: SamplingParams) -> Floats:
+def warp(logits: Floats, params: SamplingParams, out: Floats | None = None) -> Floats:
     """Temperature, top-k, top-p, min-p, each on what the one before left (step 5).
 
     Args:
         logits: [V] float32 with at least one finite value.
+        out: [V] float32 for the outcome, may be ``logits``; None: a fresh array.
 
     Returns:
         [V] float32 probabilities that sum to 1.
@@ -209,7 +217,7 @@ def warp(logits: Floats, params: SamplingParams) -> Floats:
         return one_hot
     # A tiny temperature sends all but the maximum to -inf, as it should; float32's own zero would make NaN of it.
     temperature = max(np.float32(params.temperature), np.finfo(np.float32).tiny)
-    scaled: Floats = logits - logits.max()  # the one array of this size: everything else happens in place
+    scaled: Floats = np.subtract(logits, logits.max(), out=out)  # everything else happens in place
     if temperature != 1.0:
         with np.errstate(over="ignore"):
             scaled /= temperature

@@ -7,13 +7,13 @@ lists, reranked trees, fixed templates, oracles. Sampled answers are lossless fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from math import frexp
 
 import numpy as np
 
-from eyas.tree import Doubles, DraftTree, Floats, Proposal
+from eyas.tree import Doubles, DraftTree, Floats, Ints, Proposal
 
 BLOCK = 256
 """Tokens whose weights are summed before one of them is looked for."""
@@ -63,41 +63,86 @@ def verify_sampling(tree: DraftTree, distribution: Callable[[int], Floats], rng:
 
     Args:
         tree: N nodes.
-        distribution: node -> [V] processed target probabilities after that node's path (non-negative; they are
-            normalised here, in float64).
+        distribution: node -> [V] processed target probabilities after that node's path, of any scale; a fresh array,
+            which is changed here.
         rng: the only source of randomness.
     """
     path = [0]
     while True:
         node = path[-1]
-        weights = distribution(node).astype(np.float64)  # [V]
+        mass = Mass(distribution(node))
         children: dict[int, int] = {}  # token -> the first such child, in node order
         for child in tree.children[node]:
             children.setdefault(int(tree.tokens[child]), child)
         proposal = tree.proposals.get(node)
-        if proposal is None:
-            token = try_chosen(list(children), weights, rng)
-        else:
-            token = try_drawn(children.keys(), proposal, weights, rng)
+        tokens = children.keys()
+        token = try_drawn(tokens, proposal, mass, rng) if proposal else try_chosen(tokens, mass, rng)
         if token is None:
-            return Acceptance(tuple(path), sample(weights, rng), recovered=bool(children))
+            return Acceptance(tuple(path), mass.sample(rng), recovered=bool(children))
         path.append(children[token])
 
 
-def try_chosen(tokens: Sequence[int], weights: Doubles, rng: np.random.Generator) -> int | None:
-    """The first of some distinct tokens that is accepted, each a point-mass proposal: x with probability
-    p(x) / (mass not yet tried). The mass of rejected tokens is taken out of ``weights`` [V], in place."""
-    remaining = weights.sum()
-    for token in tokens:
-        if rng.random() * remaining < weights[token]:
-            return token
-        weights[token] = 0.0
+class Mass:
+    """What one token is drawn by: weights [V], and the sums of their blocks, so that neither a draw nor taking a token
+    out costs much beside the weights themselves. Sums are float64 whatever the weights are.
+
+    Args:
+        weights: [V] float32 or float64, none negative, some positive; any scale. Changed in place.
+    """
+
+    def __init__(self, weights: Floats | Doubles) -> None:
+        self.weights = weights
+        self._add_up()
+
+    def _add_up(self) -> None:
+        starts = np.arange(0, len(self.weights), BLOCK)
+        self._sums = np.add.reduceat(self.weights, starts, dtype=np.float64)  # [blocks]
+
+    @property
+    def total(self) -> float:
+        """Sum of the weights."""
+        return float(self._sums.sum())
+
+    def put(self, weights: Doubles | float, at: Ints | slice) -> None:
+        """Give some tokens other weights."""
+        self.weights[at] = weights
+        self._add_up()
+
+    def take_out(self, token: int) -> None:
+        """Give a token weight zero."""
+        self.weights[token] = 0.0
+        block = token // BLOCK
         # Summed afresh, not subtracted: no rounding may leave mass where there is none.
-        remaining = weights.sum()
+        self._sums[block] = self.weights[block * BLOCK : (block + 1) * BLOCK].sum(dtype=np.float64)
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """One index drawn in proportion to the weights; one of weight zero is never drawn."""
+        ends = np.cumsum(self._sums)
+        mark = rng.random() * ends[-1]
+        block = int(np.searchsorted(ends, mark, side="right"))
+        weights = self.weights
+        if block < len(ends):
+            start, before = block * BLOCK, ends[block - 1] if block else 0.0
+            within = before + np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
+            index = int(np.searchsorted(within, mark, side="right"))
+            if index < len(within):
+                return start + index
+            weights = weights[: start + BLOCK]
+        # A draw so near the end that rounding leads past it belongs to the last index that has any mass.
+        return int(np.flatnonzero(weights)[-1])
+
+
+def try_chosen(tokens: Iterable[int], mass: Mass, rng: np.random.Generator) -> int | None:
+    """The first of some distinct tokens that is accepted, each a point-mass proposal: x with probability
+    p(x) / (mass not yet tried). Rejected tokens are taken out of ``mass``."""
+    for token in tokens:
+        if rng.random() * mass.total < float(mass.weights[token]):  # in float64, whatever the weights are
+            return token
+        mass.take_out(token)
     return None
 
 
-def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng: np.random.Generator) -> int | None:
+def try_drawn(tokens: Container[int], proposal: Proposal, mass: Mass, rng: np.random.Generator) -> int | None:
     """The first drawn token that is accepted: x, drawn from q, with probability min(1, p(x) / q(x)).
 
     A rejection leaves of p what exceeds q, and of q what is not x: the next token was drawn from that (Leviathan et
@@ -106,13 +151,13 @@ def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng:
     Args:
         tokens: those in the tree.
         proposal: D weights, and what was drawn from them.
-        weights: [V] p, any scale; where all are rejected it becomes, in place, what is left of it.
+        mass: p; where all are rejected it becomes what is left of it.
     """
     scored = slice(None) if proposal.token_ids is None else proposal.token_ids
     q = proposal.weights.astype(np.float64)  # [D]
-    p = weights[scored].copy()  # [D]
-    weights[scored] = 0.0
-    outside, scale = weights.sum(), 1.0  # p of the tokens that q has not; what it shrinks by
+    p = mass.weights[scored].astype(np.float64)  # [D]
+    mass.put(0.0, scored)
+    outside, scale = mass.total, 1.0  # p of the tokens that q has not; what it shrinks by
     for token, place in zip(proposal.tokens, proposal.places, strict=True):
         if token in tokens:
             # Nothing is divided: p and q keep their sums P and Q, and x is accepted if u < (p(x) / P) / (q(x) / Q).
@@ -126,23 +171,6 @@ def try_drawn(tokens: Container[int], proposal: Proposal, weights: Doubles, rng:
                 return token  # p is q but for rounding
             p, outside, scale = rest, outside * q_sum, scale * q_sum
         q[place] = 0.0
-    weights *= scale
-    weights[scored] = p
+    mass.weights = mass.weights.astype(np.float64) * scale
+    mass.put(p, scored)
     return None
-
-
-def sample(weights: Floats | Doubles, rng: np.random.Generator) -> int:
-    """One index drawn in proportion to ``weights`` [V]; an index of weight zero is never drawn."""
-    # Sums of blocks first: adding up one after the other all of a large vocabulary takes as long as its softmax.
-    ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64))
-    mark = rng.random() * ends[-1]
-    block = int(np.searchsorted(ends, mark, side="right"))
-    if block < len(ends):
-        start, before = block * BLOCK, ends[block - 1] if block else 0.0
-        within = before + np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
-        index = int(np.searchsorted(within, mark, side="right"))
-        if index < len(within):
-            return start + index
-        weights = weights[: start + BLOCK]
-    # A draw so near the end that rounding leads past it belongs to the last index that has any mass.
-    return int(np.flatnonzero(weights)[-1])

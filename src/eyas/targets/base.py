@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.tree import DraftTree, Floats, Ints
+from eyas.verify import Acceptance
 
 Features = Any
 """Per-token hidden states in whatever form the target keeps them (a torch tensor on its device, a numpy
@@ -76,6 +77,16 @@ class TargetOutput(Protocol):
 
     def row(self, node: int) -> Floats:
         """[V] float32 on the host: the raw logits of one row; a fresh array the caller may change."""
+        ...
+
+
+@runtime_checkable
+class SamplesItself(Protocol):
+    """A TargetOutput whose engine verifies sampled answers by itself."""
+
+    def verify_sampled(self, tree: DraftTree, temperature: float, rng: np.random.Generator) -> Acceptance:
+        """As ``eyas.verify.verify_sampling`` where each node's distribution is the softmax of its logits over
+        ``temperature`` > 0; draws the same random numbers."""
         ...
 
 

@@ -17,6 +17,7 @@ from eyas.native.config import StoredWeights, core_config, weight_type
 from eyas.native.memory import check_memory
 from eyas.targets.base import TargetCache, TargetInfo, TargetOutput, feature_layers
 from eyas.tree import DraftTree, Floats, Ints
+from eyas.verify import Acceptance
 
 if TYPE_CHECKING:
     from eyas.models import ModelSource
@@ -26,15 +27,16 @@ PREFILL_CHUNK = 256
 
 
 class NativeOutput:
-    """TargetOutput over arrays that the engine filled.
+    """TargetOutput, SamplesItself: over arrays that the engine filled.
 
     Attributes:
         features: [N, feature_levels * H] float32.
     """
 
-    __slots__ = ("_best", "_logits", "features")
+    __slots__ = ("_best", "_core", "_logits", "features")
 
-    def __init__(self, logits: Floats | None, best: Ints, features: Floats) -> None:
+    def __init__(self, core: Any, logits: Floats | None, best: Ints, features: Floats) -> None:
+        self._core = core  # the compiled model
         self._logits = logits  # [R, V], None where they were not asked for
         self._best = best  # [R]
         self.features = features
@@ -43,10 +45,23 @@ class NativeOutput:
         return self._best
 
     def row(self, node: int) -> Floats:
+        fresh: Floats = self._kept()[node].copy()
+        return fresh
+
+    def verify_sampled(self, tree: DraftTree, temperature: float, rng: np.random.Generator) -> Acceptance:
+        proposals = [
+            (node, drawn.weights, drawn.token_ids, list(drawn.tokens), list(drawn.places))
+            for node, drawn in tree.proposals.items()
+        ]
+        path, token, recovered = self._core.verify_sampled(
+            self._kept(), tree.tokens, tree.parents, proposals, temperature, rng.bit_generator.capsule
+        )
+        return Acceptance(tuple(path), token, recovered)
+
+    def _kept(self) -> Floats:
         if self._logits is None:
             raise InvalidInputError("this pass kept no logits, only their argmax")
-        fresh: Floats = self._logits[node].copy()
-        return fresh
+        return self._logits
 
 
 class NativeCache:
@@ -227,14 +242,14 @@ class NativeTarget:
             logits, best, features = self._pass([own], chunk, None, np.array([len(chunk)]), wanted)
             own.core.commit_all()
             parts.append(features)
-        return NativeOutput(logits, best, parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return NativeOutput(self.core, logits, best, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def verify(self, batch: Sequence[tuple[TargetCache, DraftTree]], *, logits: bool = True) -> list[TargetOutput]:
         wanted = "all" if logits else "argmax"
         if len(batch) == 1:
             cache, tree = batch[0]
             counts = np.array([len(tree)])
-            return [NativeOutput(*self._pass([_own(cache)], tree.tokens, tree.parents, counts, wanted))]
+            return [NativeOutput(self.core, *self._pass([_own(cache)], tree.tokens, tree.parents, counts, wanted))]
         if not batch:
             return []
         trees = [tree for _, tree in batch]
@@ -248,7 +263,10 @@ class NativeTarget:
         )
         ends = np.cumsum(counts).tolist()
         slices = map(slice, [0, *ends[:-1]], ends)
-        return [NativeOutput(every[rows] if every is not None else None, best[rows], features[rows]) for rows in slices]
+        return [
+            NativeOutput(self.core, every[rows] if every is not None else None, best[rows], features[rows])
+            for rows in slices
+        ]
 
     def _pass(
         self, caches: list[NativeCache], tokens: Ints, parents: Ints | None, counts: Ints, wanted: str

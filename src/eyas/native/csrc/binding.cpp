@@ -12,6 +12,14 @@ using namespace eyas;
 
 namespace {
 
+// The beginning of numpy's bitgen_t (numpy/random/bitgen.h), part of its stable interface.
+struct bitgen {
+  void* state;
+  uint64_t (*next_uint64)(void* state);
+  uint32_t (*next_uint32)(void* state);
+  double (*next_double)(void* state);
+};
+
 // Several trees in one pass. tokens and parents are concatenated, counts says how many nodes each cache's tree has;
 // parents are indices within a tree; None means chains. logits: "all", "last" (of each tree) or "none" computes them
 // for those rows and returns them; "argmax" computes all rows but keeps only the argmax.
@@ -72,6 +80,41 @@ nb::tuple forward(Model& model, const std::vector<std::shared_ptr<Cache>>& cache
   return nb::make_tuple(keep ? nb::cast(logit_array.array(wanted.size(), c.vocab)) : nb::none(),
                         argmax.array(wanted.size()),
                         want_features ? nb::cast(features.array(total, model.feature_size())) : nb::none());
+}
+
+using DrawnChildren = std::tuple<int, Array1<float>, std::optional<Array1<int64_t>>, std::vector<int64_t>, std::vector<int64_t>>;
+
+// Sampled verification of a tree: (path, next token, recovered). proposals: (node, weights, token ids or None, tokens,
+// places) of each node whose children were drawn. bits: a numpy bit generator's capsule, which nobody else uses meanwhile.
+nb::tuple verify_sampled_tree(Model& model, Matrix logits, Array1<int64_t> tokens, Array1<int64_t> parents,
+                              const std::vector<DrawnChildren>& proposals, float temperature, nb::capsule bits) {
+  const int64_t vocab = model.config().vocab;
+  const size_t nodes = tokens.size();
+  if (logits.shape(0) != nodes || parents.size() != nodes || int64_t(logits.shape(1)) != vocab || !(temperature > 0))
+    throw std::invalid_argument("a sampled tree needs a row of logits and a parent per token, and a temperature above 0");
+  auto within = [](const int64_t* values, size_t count, int64_t end) {
+    return std::all_of(values, values + count, [&](int64_t value) { return value >= 0 && value < end; });
+  };
+  std::map<int, Proposal> drawn;
+  const int64_t* known = nullptr;  // ids already looked at: mostly those of all proposals
+  for (const auto& [node, weights, ids, drawn_tokens, places] : proposals) {
+    const int64_t* own = ids ? ids->data() : nullptr;
+    if (drawn_tokens.size() != places.size() || !within(places.data(), places.size(), int64_t(weights.size())) ||
+        (ids ? ids->size() != weights.size() || (own != known && !within(own, ids->size(), vocab))
+             : int64_t(weights.size()) > vocab))
+      throw std::invalid_argument("a proposal's tokens do not fit its weights");
+    known = own;
+    drawn[node] = {weights.data(), own, int(weights.size()), drawn_tokens, places};
+  }
+  if (!within(tokens.data(), nodes, vocab)) throw std::invalid_argument("a token is outside the vocabulary");
+  const auto* generator = static_cast<const bitgen*>(bits.data("BitGenerator"));
+  Acceptance result;
+  {
+    nb::gil_scoped_release released;
+    result = model.verify_sampled(logits.data(), tokens.data(), parents.data(), int(nodes), drawn, temperature,
+                                  {generator->next_double, generator->state});
+  }
+  return nb::make_tuple(result.path, result.next_token, result.recovered);
 }
 
 using Uniforms = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
@@ -256,7 +299,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("kernels", [](const Model& model) { return model.decoder.kernels.name; })
       .def("new_cache", [](const Model& model) { return std::make_shared<Cache>(model.decoder.cache_shape()); })
       .def("forward", &forward, nb::arg("caches"), nb::arg("tokens"), nb::arg("parents").none(), nb::arg("counts"),
-           nb::arg("logits") = "all", nb::arg("features") = true);
+           nb::arg("logits") = "all", nb::arg("features") = true)
+      .def("verify_sampled", &verify_sampled_tree, nb::arg("logits"), nb::arg("tokens"), nb::arg("parents"),
+           nb::arg("proposals"), nb::arg("temperature"), nb::arg("bits"));
 
   nb::class_<Head>(m, "Head")
       .def_static("load", &make_head, nb::arg("target"), nb::arg("config"), nb::arg("weights"), nb::arg("type"),

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "decoder.h"
+#include "sampling.h"
 
 namespace eyas {
 
@@ -31,8 +32,16 @@ class Model {
   // first maximum; features [rows, feature_size]. Safe from several threads: they take turns.
   void forward(const Rows& rows, const int64_t* tokens, const std::vector<int>& wanted, float* logits, int64_t* argmax,
                float* features);
+  // See sampling.h. Safe from several threads, too.
+  Acceptance verify_sampled(const float* logits, const int64_t* tokens, const int64_t* parents, int nodes,
+                            const std::map<int, Proposal>& proposals, float temperature, const Bits& random) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return eyas::verify_sampled(decoder.kernels, logits, config().vocab, tokens, parents, nodes, proposals, temperature,
+                                random, sampling_room_);
+  }
 
  private:
+  SamplingRoom sampling_room_;
   std::mutex mutex_;
   struct Best {
     float value;
