@@ -411,6 +411,23 @@ def test_a_growing_store_joins_with_the_next_epoch(tmp_path: Path) -> None:
     assert epoch == set(range(14))
 
 
+def test_the_best_head_is_measured_again_where_a_store_has_grown(tmp_path: Path) -> None:
+    """Or heads measured on easier documents would never be beaten."""
+    store, run = write_store(tmp_path / "s", corpus()), tmp_path / "run"
+    first = Trainer([store], weights(), CONFIG, replace(SHORT, steps=4, evaluate_every=4), run)
+    first.run()
+    state = torch.load(run / "state.pt", weights_only=False)
+    state["state"]["best"] = 99.0  # as measured on documents that are no longer the ones
+    torch.save(state, run / "state.pt")
+    resumed = Trainer([store], weights(), CONFIG, replace(SHORT, steps=8, evaluate_every=4), run)
+    lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out_acc" in line]
+    found: list[dict[str, Any]] = []
+    resumed.run(found.append)
+    measured = [json.loads(line)["held_out_acceptance_length"] for line in lines]
+    measured += [m["held_out_acceptance_length"] for m in found if "held_out_acceptance_length" in m]
+    assert len(measured) == 2 and resumed.state.best == max(measured)
+
+
 def test_learning_rate_warms_up_and_decays() -> None:
     settings = TrainSettings(steps=110, warmup=10, final_lr_share=0.1)
     assert rate_share(settings, 0) == pytest.approx(0.1)

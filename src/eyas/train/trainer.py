@@ -20,6 +20,7 @@ from torch import Tensor
 
 from eyas.calibration import CALIBRATION
 from eyas.checkpoints.head_layout import HeadCheckpoint
+from eyas.checkpoints.heads import load_head
 from eyas.drafters.base import Drafter
 from eyas.errors import InvalidInputError
 from eyas.forecast import FORECAST
@@ -169,6 +170,8 @@ class Trainer:
         """Train to ``settings.steps``; ``progress`` gets each line of metrics as the first process writes it."""
         candidates = self.held_out_documents() if self.processes.first else []
         held_out = [document for document in candidates if document.greedy]
+        if self.state.best > 0 and held_out:
+            self.state.best = self._measure_saved(held_out)
         saved = time.monotonic()
         while self.state.step < self.settings.steps:
             started = time.perf_counter()
@@ -216,19 +219,32 @@ class Trainer:
         """Held-out measures of the averaged head: simulated acceptance length, agreement, distillation loss."""
         head = self.averaged_head()
         greedy = [document for document in documents if document.greedy][: self.settings.evaluate_documents]
-        acceptance = simulate(self._make_drafter(head, self.d2t), DynamicPolicy(), greedy)
+        acceptance_length = self._acceptance_length(head, greedy)
         row_size = self.settings.row_size
         rows = epoch_rows(np.array([len(d) for d in greedy]), row_size, 0, 0)
         batch = make_batch([[greedy[i] for i in row] for row in rows], row_size).to(self.device)
         with torch.no_grad():
             loss = self.recipe.loss(head, batch, self.embedding, self.draft_lm_head, replace(self.settings, unroll=3))
         return {
-            "held_out_acceptance_length": acceptance.length,
+            "held_out_acceptance_length": acceptance_length,
             "held_out_agreement": loss.agreement[0],
             "held_out_agreement_2": loss.agreement[1],
             "held_out_agreement_3": loss.agreement[2],
             "held_out_distillation": loss.distillation,
         }
+
+    def _acceptance_length(self, head: DraftHead, greedy: Sequence[Document]) -> float:
+        return simulate(self._make_drafter(head, self.d2t), DynamicPolicy(), greedy).length
+
+    def _measure_saved(self, held_out: Sequence[Document]) -> float:
+        """The best head's acceptance length on the documents that are held out now: the stores may have grown since it
+        was saved. 0 where it is gone."""
+        if not (self.out / "head").exists():
+            return 0.0
+        head: DraftHead = self.recipe.new_head(self.head.config)
+        head.load_state_dict(start_weights(load_head(self.out / "head"), self.head.config))
+        head = head.to(self.device).requires_grad_(False).eval()
+        return self._acceptance_length(head, held_out[: self.settings.evaluate_documents])
 
     def _torch_drafter(self, head: DraftHead, d2t: Ints | None) -> Drafter:
         offsets = None if d2t is None else torch.from_numpy(d2t)
