@@ -81,7 +81,7 @@ std::vector<float> product(const Kernels& kernels, Type type, const Matrix& w, c
       format.pack_blocks(blocks.data(), w.k, panel.get());
     else
       format.pack(rows.data(), w.k, panel.get());
-    format.multiply(panel.get(), acts.get(), stride, m, w.k, block.data(), {nullptr, 0});
+    format.multiply(panel.get(), acts.get(), stride, m, w.k, block.data(), nullptr);
     for (int r = 0; r < m; ++r)
       for (int c = 0; c < cols && first + c < w.n; ++c) out[size_t(r) * w.n + first + c] = block[r * cols + c];
   }
@@ -157,7 +157,7 @@ std::vector<float> attend(const Kernels& kernels, const std::vector<E>& page_val
     o[r] = &out[size_t(r) * group * head_dim];
   }
   kernels.attend({pages, sizeof(E) == 2 ? Type::bf16 : Type::f32, 0, size_t(kPageTokens) * head_dim, head_dim, v_stride,
-                  rows, group, q, o, prefix, begin, extra, slots, scratch.get(), {nullptr, 0}});
+                  rows, group, q, o, prefix, begin, extra, slots, scratch.get()});
   return out;
 }
 
