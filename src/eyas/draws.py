@@ -58,15 +58,20 @@ class Draws:
             token_ids: [D] their target ids; None: all ids, in order.
             topk: children per node; where q has fewer tokens, the rest is padding of confidence zero.
         """
-        params = replace(self.params, temperature=self.temperature)
+        params = self._sharpened
         weights = [warp(scores, params) for scores in logits]
         likeliest = np.exp(log_softmax(logits).max(axis=-1))
         return children([draw(row, topk, self.rng) for row in weights], weights, likeliest, token_ids, topk)
 
     @property
     def by_temperature(self) -> bool:
-        """See ``SamplingParams``: from such q the native engine draws by itself."""
-        return self.params.by_temperature
+        """See ``SamplingParams``, at the temperature of the draws: from such q the native engine draws by itself."""
+        return self._sharpened.by_temperature
+
+    @property
+    def _sharpened(self) -> SamplingParams:
+        """What q is warped by."""
+        return replace(self.params, temperature=self.temperature)
 
 
 def children(

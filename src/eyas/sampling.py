@@ -206,7 +206,7 @@ def warp(logits: Floats, params: SamplingParams, out: Floats | None = None) -> F
 
     Args:
         logits: [V] float32 with at least one finite value.
-        out: [V] float32 for the outcome, may be ``logits``; None: a fresh array.
+        out: [V] float32 that may be written over and handed back, may be ``logits``; None: ``logits`` stay as they are.
 
     Returns:
         [V] float32 probabilities that sum to 1.

@@ -76,7 +76,7 @@ def verify_sampling(tree: DraftTree, distribution: Callable[[int], Floats], rng:
             children.setdefault(int(tree.tokens[child]), child)
         proposal = tree.proposals.get(node)
         tokens = children.keys()
-        token = try_drawn(tokens, proposal, mass, rng) if proposal else try_chosen(tokens, mass, rng)
+        token = try_chosen(tokens, mass, rng) if proposal is None else try_drawn(tokens, proposal, mass, rng)
         if token is None:
             return Acceptance(tuple(path), mass.sample(rng), recovered=bool(children))
         path.append(children[token])

@@ -43,7 +43,10 @@ class Muon(Optimizer):
             for matrix in group["params"]:
                 if matrix.grad is None:
                     continue
-                direction = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                state = self.state[matrix]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix)
+                direction = state["momentum_buffer"]
                 direction.lerp_(matrix.grad, 1 - momentum)
                 update = orthogonalised(matrix.grad.lerp(direction, momentum))  # [m, n]
                 matrix.mul_(1 - rate * group["weight_decay"])
@@ -56,11 +59,12 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
     Multiplied in bfloat16 where hardware does so, else in float32.
     """
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # [s, l], s <= l
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.T if tall else matrix  # [s, l], s <= l
     factor = wide.bfloat16() if has_fast_bfloat16(matrix.device) else wide.float()
     factor = factor / factor.norm().clamp(min=SMALLEST_NORM)  # singular values of at most one
     a, b, c = QUINTIC
     for _ in range(STEPS):
         gram = factor @ factor.T  # [s, s]
         factor = torch.addmm(factor, torch.addmm(gram, gram, gram, beta=b, alpha=c), factor, beta=a)
-    return factor if matrix.shape[0] <= matrix.shape[1] else factor.T
+    return factor.T if tall else factor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,9 +241,7 @@ class Trainer:
         was saved. 0 where it is gone."""
         if not (self.out / "head").exists():
             return 0.0
-        head: DraftHead = self.recipe.new_head(self.head.config)
-        head.load_state_dict(start_weights(load_head(self.out / "head"), self.head.config))
-        head = head.to(self.device).requires_grad_(False).eval()
+        head = self._frozen(start_weights(load_head(self.out / "head"), self.head.config))
         return self._acceptance_length(head, held_out[: self.settings.evaluate_documents])
 
     def _torch_drafter(self, head: DraftHead, d2t: Ints | None) -> Drafter:
@@ -252,8 +250,11 @@ class Trainer:
 
     def averaged_head(self) -> DraftHead:
         """The head that is evaluated and saved: averaged weights if ``ema``, else the current ones."""
+        return self._frozen(self.average if self.settings.ema > 0 else self.head.state_dict())
+
+    def _frozen(self, weights: Mapping[str, Tensor]) -> DraftHead:
         head: DraftHead = self.recipe.new_head(self.head.config)
-        head.load_state_dict(self.average if self.settings.ema > 0 else self.head.state_dict())
+        head.load_state_dict(weights)
         return head.to(self.device).requires_grad_(False).eval()
 
     def save_head(self, path: Path, metrics: dict[str, Any]) -> None:
