@@ -18,7 +18,7 @@ from eyas.errors import InvalidInputError
 if TYPE_CHECKING:
     from eyas.heads.config import Eagle3Config, EagleConfig
     from eyas.models import ModelSource
-    from eyas.train.trainer import Trainer
+    from eyas.train.trainer import TargetWeights, Trainer
 
 
 @dataclass(frozen=True)
@@ -112,23 +112,20 @@ def train_command(
     from eyas.train.checkpoint import begun_run
     from eyas.train.checks import check_stores
     from eyas.train.native import native_drafter
+    from eyas.train.precision import denormals_flushed
     from eyas.train.processes import joined
     from eyas.train.recipes import recipe_for
     from eyas.train.settings import TrainSettings
     from eyas.train.store import FeatureStore
-    from eyas.train.trainer import TargetWeights, Trainer
+    from eyas.train.trainer import Trainer
 
     check_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    embedding = torch.from_numpy(source.tensors.float32("model.embed_tokens.weight").copy())
-    lm_head = embedding
-    if source.lm_head_name == "lm_head.weight":
-        lm_head = torch.from_numpy(source.tensors.float32("lm_head.weight").copy())
-    check_stores([FeatureStore(path) for path in stores], lm_head)
-    weights = TargetWeights(embedding, lm_head, torch.from_numpy(source.tensors.float32("model.norm.weight").copy()))
-    metadata = {"target": portable(source.name), "target_fingerprint": source.fingerprint()}
-    with joined(device) as processes:
+    with denormals_flushed(), joined(device) as processes:
+        weights = target_weights(source)
+        check_stores([FeatureStore(path) for path in stores], weights.lm_head)
+        metadata = {"target": portable(source.name), "target_fingerprint": source.fingerprint()}
         begun = processes.from_first(lambda: begun_run(out))
         own_lm_head = own_lm_head or (begun is not None and not begun.target_lm_head)
         config = head_config(source, draft_vocab_size, intermediate_size, kind, layers, own_lm_head=own_lm_head)
@@ -162,6 +159,20 @@ def train_command(
             _train_and_tell(trainer, tensorboard)
         else:
             trainer.run()
+
+
+def target_weights(source: ModelSource) -> TargetWeights:
+    """What training needs of the target."""
+    import torch
+
+    from eyas.train.trainer import TargetWeights
+
+    def matrix(name: str) -> torch.Tensor:
+        return torch.from_numpy(source.tensors.float32(name).copy())
+
+    embedding = matrix("model.embed_tokens.weight")
+    lm_head = matrix("lm_head.weight") if source.lm_head_name == "lm_head.weight" else embedding
+    return TargetWeights(embedding, lm_head, matrix("model.norm.weight"))
 
 
 def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
