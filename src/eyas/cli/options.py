@@ -95,8 +95,7 @@ class DraftOptions:
         bool | None,
         _drafting(
             "--graft/--no-graft",
-            help="Let repetitions in the text join the tree. Default: under auto, unless eyas tune found that it does "
-            "not pay.",
+            help="Let repetitions in the text join the tree. Default: auto does so where it is the fastest; else off.",
             show_default=False,
         ),
     ] = None
@@ -105,29 +104,30 @@ class DraftOptions:
         _drafting(
             "--draw/--no-draw",
             help="Where answers are sampled: draw draft tokens from the drafter's distribution, or take its likeliest. "
-            "Default: draw, unless eyas tune found the other to be faster.",
+            "Default: auto takes the faster; else drawn, but likeliest for sequoia, budgeted and grafted trees.",
             show_default=False,
         ),
     ] = None
     num_steps: Annotated[
         int | None,
         _drafting(
-            help="Levels of the tree, one drafter pass each. Default: as tuned, else "
-            f"{DynamicPolicy.num_steps}. With a number of one's own, auto is dynamic.",
+            help="Levels of the tree, one drafter pass each. With this or one of the next two, auto is dynamic. "
+            f"Default: {DynamicPolicy.num_steps}; auto, budgeted and sequoia choose by what was measured.",
             show_default=False,
         ),
     ] = None
     topk: Annotated[
         int | None,
         _drafting(
-            help=f"Nodes expanded per level, and children of each. Default: as tuned, else {DynamicPolicy.topk}.",
+            help=f"Nodes expanded per level, and children of each. Default: {DynamicPolicy.topk}; see --num-steps.",
             show_default=False,
         ),
     ] = None
     num_draft_tokens: Annotated[
         int | None,
         _drafting(
-            help=f"Nodes verified per cycle, root excluded. Default: as tuned, else {DynamicPolicy.num_draft_tokens}.",
+            help="Nodes verified per cycle, root excluded. "
+            f"Default: {DynamicPolicy.num_draft_tokens}; see --num-steps.",
             show_default=False,
         ),
     ] = None
