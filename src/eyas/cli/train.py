@@ -91,7 +91,10 @@ def train_command(
     layers: Annotated[int, Option(help="Decoder layers of the head; each costs as much as the first.")] = 1,
     init_from: Annotated[
         str | None,
-        Option(help="A head of the same kind, of the same shape or smaller, whose weights a new run begins with.", show_default=False),
+        Option(
+            help="A head of the same kind, of the same shape or smaller, whose weights a new run begins with.",
+            show_default=False,
+        ),
     ] = None,
     own_lm_head: Annotated[
         bool, Option("--own-lm-head", help="Train an EAGLE-3 head's lm_head, too; else it uses the model's.")

@@ -29,9 +29,7 @@ class EagleHead(DraftHead):
         super().__init__(config)
         self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList(
-            Layer(config, index, input_norm=index > 0) for index in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(Layer(config, index, input_norm=index > 0) for index in range(config.num_layers))
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
