@@ -126,8 +126,8 @@ def headline(folder: Path) -> str:
         runs = [run for name in block["files"] for run in load_runs(folder / name)]
         peers = _json(folder / block["peers"]) if "peers" in block else None
         rows += [_headline_row(block["machine"], run, peers) for run in runs]
-        settings.append(f"* {block['machine']}: {_headline_setting(_machine(listed, block), runs, peers, block)}")
-    return "\n".join([*Table("", HEADLINE, rows).markdown(), "", *settings])
+        settings.append(f"**{block['machine']}**: {_headline_setting(_machine(listed, block), runs, peers, block)}")
+    return "\n\n".join(["\n".join(Table("", HEADLINE, rows).markdown()), *settings])
 
 
 def _headline_row(machine: str, run: Run, peers: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ def test_the_headline_has_a_row_for_each_file_of_each_machine(tmp_path: Path) ->
     write_json(tmp_path / "peers.json", PEERS)
     raced = 'machine = "Small"\nfiles = ["a.json", "b.json"]\npeers = "peers.json"\nnote = "Quiet."'
     setting = (
-        "Small: one core of a small machine; native engine with avx2 kernels, all threads; small, greedy; 3 questions "
-        "of 2 sets, first turns, at most 64 tokens."
+        "**Small**: one core of a small machine; native engine with avx2 kernels, all threads; small, greedy; "
+        "3 questions of 2 sets, first turns, at most 64 tokens."
     )
     lines = headline(tmp_path, raced, 'machine = "Small"\nfiles = ["b.json"]')
     assert lines[2:] == [
@@ -125,8 +125,9 @@ def test_the_headline_has_a_row_for_each_file_of_each_machine(tmp_path: Path) ->
         "| Small | int8 | 50.0 | 90.0 | 1.80x | 2.50 | 30.0 % | 3/3 | - |",
         "| Small | int8 | 50.0 | 90.0 | 1.80x | 2.50 | 30.0 % | 3/3 | - |",
         "",
-        f"* {setting} Fastest peer: other, 3 questions, 64 tokens each. Quiet.",
-        f"* {setting}",
+        f"{setting} Fastest peer: other, 3 questions, 64 tokens each. Quiet.",
+        "",
+        setting,
     ]
 
 
