@@ -22,16 +22,18 @@ from eyas.heads.eagle import EagleHead, initialise
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.layers import DraftHead, HeadCache
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.train.batches import Batch, Places, choose_draft_vocabulary, coverage, epoch_rows, make_batch, pack
+from eyas.train.batches import Batch, Places, choose_draft_vocabulary, coverage, make_batch, pack
 from eyas.train.checkpoint import begun_run
+from eyas.train.epochs import HELD_OUT_EVERY, Epochs, EpochState, epoch_rows
 from eyas.train.evaluate import forecast, simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.optimizer import HeadOptimizer
+from eyas.train.processes import Processes
 from eyas.train.recipes.base import unroll
 from eyas.train.recipes.eagle import EagleRecipe
 from eyas.train.settings import TrainSettings, rate_share
 from eyas.train.store import Document, StoreWriter
-from eyas.train.trainer import HELD_OUT_EVERY, TargetWeights, Trainer
+from eyas.train.trainer import TargetWeights, Trainer
 
 VOCAB, HIDDEN = 24, 16
 CONFIG = EagleConfig(
@@ -408,28 +410,45 @@ def test_a_run_writes_metrics_and_a_loadable_head(tmp_path: Path) -> None:
     assert read_forecast(tmp_path / "run" / "head", greedy=True) is None  # it was of the weights before
 
 
+def epochs_of(store: Path, rows: int = SHORT.rows) -> Epochs:
+    return Epochs([store], replace(SHORT, rows=rows), Processes(), hidden_size=HIDDEN, levels=1)
+
+
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
-    trainer = Trainer([write_store(tmp_path / "s", corpus())], weights(), CONFIG, SHORT, tmp_path / "run")
-    held_out = {d.prompt_index for d in trainer.held_out_documents()}
+    epochs, state = epochs_of(write_store(tmp_path / "s", corpus())), EpochState()
+    held_out = {d.prompt_index for d in epochs.held_out()}
     assert held_out == {HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1}
+    assert {d.prompt_index for d in epochs.training()} == set(range(14))
     seen: set[int] = set()
-    for _ in range(12):
-        seen |= {d.prompt_index for row in trainer._next_documents() for d in row}
+    while state.epoch < 2:
+        seen |= {d.prompt_index for row in epochs.next_rows(state) for d in row}
     assert seen == set(range(14))
 
 
 def test_a_growing_store_joins_with_the_next_epoch(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", corpus()[:4])
-    trainer = Trainer([store], weights(), CONFIG, replace(SHORT, rows=1), tmp_path / "run")
-    trainer._next_documents()
+    epochs, state = epochs_of(store, rows=1), EpochState()
+    epochs.next_rows(state)
     write_store(tmp_path / "s", corpus()[4:])
-    epoch: set[int] = set()
-    while trainer.state.epoch < 2:
-        first = trainer.state.epoch == 1
-        rows = trainer._next_documents()
-        if first:
-            epoch |= {d.prompt_index for row in rows for d in row}
-    assert epoch == set(range(14))
+    seen: list[set[int]] = [set(), set()]
+    while state.epoch < 2:
+        epoch = state.epoch
+        seen[epoch] |= {d.prompt_index for row in epochs.next_rows(state) for d in row}
+    assert seen[0] <= set(range(4))
+    assert seen[1] == set(range(14))
+
+
+def test_an_epoch_goes_on_where_it_stood_though_its_store_has_grown(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", corpus()[:8])
+    whole, state = epochs_of(store, rows=1), EpochState()
+    whole.next_rows(state)
+    stood = replace(state)
+    write_store(tmp_path / "s", corpus()[8:])
+    resumed = epochs_of(store, rows=1)
+    while state.epoch == 0:
+        left, right = whole.next_rows(state), resumed.next_rows(stood)
+        assert [[d.prompt_index for d in row] for row in left] == [[d.prompt_index for d in row] for row in right]
+    assert stood == state
 
 
 def test_the_best_head_is_measured_again_where_a_store_has_grown(tmp_path: Path) -> None:

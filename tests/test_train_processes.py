@@ -22,9 +22,10 @@ from eyas.checkpoints.eagle3 import load_eagle3
 from eyas.errors import InvalidInputError
 from eyas.heads.config import HeadConfig
 from eyas.train import trainer as trainer_module
+from eyas.train.epochs import HELD_OUT_EVERY
 from eyas.train.processes import LAUNCHED, Processes, joined
 from eyas.train.settings import TrainSettings
-from eyas.train.trainer import HELD_OUT_EVERY, Trainer
+from eyas.train.trainer import Trainer
 from support.table_cli import VOCAB, save_table_tokenizer
 from support.tiny import tiny_llama
 
@@ -162,7 +163,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, way: str, 
 def test_an_epochs_last_batch_may_leave_a_process_idle(folder: Path) -> None:
     """Or the runs above would not have shown that it does no harm."""
     run = trainer("plain", folder / "store", folder / "count", Processes())
-    sizes = [len(run._next_documents()) for _ in range(STEPS)]
+    sizes = [len(run.epochs.next_rows(run.state)) for _ in range(STEPS)]
     assert 1 in sizes and 2 in sizes
 
 

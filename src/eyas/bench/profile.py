@@ -110,10 +110,9 @@ def _time_target(
         prefills.append(_seconds(lambda cache=cache: target.prefill(cache, prompt)))  # type: ignore[misc]
     trees = {m: _binary_tree(ids[:m]) for m in rows}
     times: dict[int, list[float]] = {m: [] for m in rows}
-    core = native.core()
     for repeat in range(repeats + 1):
-        bandwidths.append(core.read_bandwidth(target.pool, 256, 1))
-        peaks.append(core.peak_flops(target.pool, 500_000, 1))
+        bandwidths.append(native.core.read_bandwidth(target.pool, 256, 1))
+        peaks.append(native.core.peak_flops(target.pool, 500_000, 1))
         target.verify([(cache, trees[rows[0]])])  # measuring has emptied the caches, as no earlier pass would
         for m, tree in trees.items():
             seconds = _seconds(lambda tree=tree: target.verify([(cache, tree)]))  # type: ignore[misc]

@@ -192,7 +192,7 @@ def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
 
     board = TensorBoardLog(trainer.out / "tensorboard") if tensorboard else None
     size = trainer.head.config.draft_vocab_size
-    judged = size is not None and trainer.held_out_documents()
+    judged = size is not None and trainer.epochs.held_out()
     if judged and (advice := vocabulary_advice(trainer.draft_coverage(), size or 0)):
         notice(advice)
     from rich.console import Console

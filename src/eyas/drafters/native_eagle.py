@@ -76,7 +76,7 @@ class NativeEagleDrafter:
         tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in checkpoint.tensors.items()}
         kind = weight_type(dtype) if dtype != "auto" else "float32" if info.dtype == "float32" else "int8"
         try:
-            self.core = native.core().Head.load(target.core, numbers, tensors, kind, checkpoint.token_ids)
+            self.core = native.core.Head.load(target.core, numbers, tensors, kind, checkpoint.token_ids)
         except ValueError as error:
             raise InvalidInputError(f"draft head {checkpoint.name}: {error}") from None
         self.name = checkpoint.name
@@ -86,8 +86,7 @@ class NativeEagleDrafter:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the head's own packed weights, the rows of a draft vocabulary included."""
-        size: int = self.core.weight_bytes
-        return size
+        return self.core.weight_bytes
 
     def new_session(self) -> NativeEagleSession:
         return NativeEagleSession(self)
@@ -107,8 +106,7 @@ class NativeEagleSession:
 
     @property
     def length(self) -> int:
-        run: int = self._core.length
-        return run + len(self._tokens)
+        return self._core.length + len(self._tokens)
 
     def commit(self, tokens: Sequence[int], features: Features) -> None:
         """Queue n pairs; the head runs over them with the next tree. ``features`` [n, feature_levels * H], anything
@@ -190,6 +188,7 @@ class NativeEagleSession:
         if not self._tokens:
             return self._core.score_tip(k, *draws)
         tokens, features = self._waiting()
+        assert features is not None  # there are tokens, and they came together
         self._tokens, self._features = [], []
         return self._core.commit(tokens, features, k, *draws)
 

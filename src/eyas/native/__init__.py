@@ -1,38 +1,33 @@
 """The CPU engine: packed weights, batch-invariant kernels, a whole decoder pass in one native call.
 
-The compiled part is optional. ``available()`` tells whether it can be used here, ``reason()`` why not.
+The compiled part, ``core``, is optional: it is there only where ``available()``; ``reason()`` tells why not.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from eyas.errors import EyasError
 
-_core: Any = None
+__all__ = ["available", "core", "default_threads", "kernel_sets", "reason", "supports"]
+
 _reason = ""
 try:
-    _core = importlib.import_module("eyas.native._core")
+    import eyas.native._core as core
 except ImportError as error:
     _reason = f"the compiled extension eyas.native._core cannot be imported ({error}); install with a C++20 compiler"
 
 
 def available() -> bool:
     """Whether the native engine can run here."""
-    return _core is not None
+    return not _reason
 
 
 def reason() -> str:
     """Why the native engine cannot run here; empty when it can."""
     return _reason
-
-
-def core() -> Any:
-    """The compiled module; call only where ``available()``."""
-    return _core
 
 
 def supports(config: Mapping[str, Any], dtype: str = "auto") -> bool:
@@ -49,7 +44,7 @@ def supports(config: Mapping[str, Any], dtype: str = "auto") -> bool:
 
 def kernel_sets() -> list[str]:
     """Kernel sets that this build has and this processor can run, best first."""
-    return list(_core.kernel_sets()) if _core is not None else []
+    return core.kernel_sets() if available() else []
 
 
 def default_threads() -> int:

@@ -66,8 +66,8 @@ def _packed(name: str, weights: Weights, kind: str, kernels: str) -> int:
         kind = stored if stored in BLOCK_TYPES else "int8"
     if name == _EMBEDDING and _OUTPUT in weights and kind == "int8":
         kind = "bfloat16"  # rows are looked up, not multiplied
-    size: int = native.core().packed_bytes(kind, *shape, kernels)
-    return size
+    rows, columns = shape
+    return native.core.packed_bytes(kind, rows, columns, kernels)
 
 
 def _widened(name: str, weights: Weights) -> int:

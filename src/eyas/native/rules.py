@@ -6,13 +6,16 @@ The policies in Python are the reference; every rule expands the very nodes that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from eyas import native
 from eyas.calibration import Calibration
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
+
+if TYPE_CHECKING:
+    from eyas.native import _core
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Rule:
         calibration: the policy's, applied by the rule as well.
     """
 
-    core: Any
+    core: _core.Rule
     calibration: Calibration
 
 
@@ -32,11 +35,11 @@ def make_rule(policy: TreePolicy) -> Rule | None:
     """The rule of a policy; None where only the policy itself knows what it expands."""
     # Not isinstance: whoever derives from a policy may expand otherwise.
     if type(policy) is DynamicPolicy:
-        core = native.core().DynamicRule(policy.topk, policy.value, _knots(policy.calibration))
-        return Rule(core, policy.calibration)
+        dynamic = native.core.DynamicRule(policy.topk, policy.value, _knots(policy.calibration))
+        return Rule(dynamic, policy.calibration)
     if type(policy) is BudgetedPolicy:
         costs = policy.costs
-        core = native.core().BudgetedRule(
+        budgeted = native.core.BudgetedRule(
             topk=policy.topk,
             calibration=_knots(policy.calibration),
             acceptance=policy.acceptance,
@@ -47,7 +50,7 @@ def make_rule(policy: TreePolicy) -> Rule | None:
             rate=policy.rate,
             drafts=policy.drafts,
         )
-        return Rule(core, policy.calibration)
+        return Rule(budgeted, policy.calibration)
     return None
 
 

@@ -109,7 +109,8 @@ class TargetCache(Protocol):
 
 
 class Target(Protocol):
-    """A causal language model that can verify trees. Holds weights only: all state is in the caches."""
+    """A causal language model that can verify trees. Besides its weights it holds at most memory that caches share:
+    nothing of a request outlives its cache."""
 
     @property
     def info(self) -> TargetInfo: ...

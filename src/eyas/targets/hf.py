@@ -140,7 +140,7 @@ class HFTarget:
             eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
             eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.model = model
-        self._pools: dict[int, CachePool] = {}
+        self._pools: dict[int, CachePool] = {}  # by capacity
         layers = int(config.num_hidden_layers)
         self._feature_layers = feature_layers(feature_levels, layers)
         self._info = TargetInfo(

@@ -21,6 +21,7 @@ from eyas.verify import Acceptance
 
 if TYPE_CHECKING:
     from eyas.models import ModelSource
+    from eyas.native import _core
 
 PREFILL_CHUNK = 256
 """Rows per pass of a prompt; any number gives the same bits."""
@@ -35,8 +36,8 @@ class NativeOutput:
 
     __slots__ = ("_best", "_core", "_logits", "features")
 
-    def __init__(self, core: Any, logits: Floats | None, best: Ints, features: Floats) -> None:
-        self._core = core  # the compiled model
+    def __init__(self, core: _core.Model, logits: Floats | None, best: Ints, features: Floats) -> None:
+        self._core = core
         self._logits = logits  # [R, V], None where they were not asked for
         self._best = best  # [R]
         self.features = features
@@ -73,19 +74,17 @@ class NativeCache:
 
     __slots__ = ("core",)
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.Cache) -> None:
         self.core = core
 
     @property
     def length(self) -> int:
-        length: int = self.core.length
-        return length
+        return self.core.length
 
     @property
     def nbytes(self) -> int:
         """Bytes of the pages held, shared ones included."""
-        size: int = self.core.nbytes
-        return size
+        return self.core.nbytes
 
     def commit(self, path: Sequence[int]) -> None:
         try:
@@ -110,7 +109,7 @@ class NativeTarget:
     Weights only: all state is in the caches. Several threads may use one target; their passes take turns.
     """
 
-    def __init__(self, core: Any, pool: Any, info: TargetInfo) -> None:
+    def __init__(self, core: _core.Model, pool: _core.Pool, info: TargetInfo) -> None:
         self.core = core
         self.pool = pool
         self._info = info
@@ -124,7 +123,7 @@ class NativeTarget:
         threads: int | None = None,
         feature_levels: int = 1,
         kernels: str = "",
-        pool: Any = None,
+        pool: _core.Pool | None = None,
     ) -> NativeTarget:
         """Pack a model's weights.
 
@@ -176,7 +175,7 @@ class NativeTarget:
         threads: int | None = None,
         feature_levels: int = 1,
         kernels: str = "",
-        pool: Any = None,
+        pool: _core.Pool | None = None,
     ) -> NativeTarget:
         """The same from arrays: Hugging Face names to float32 or bfloat16-as-uint16 arrays, or to GGUF blocks as
         (type, [rows, bytes] uint8, columns)."""
@@ -186,9 +185,9 @@ class NativeTarget:
         numbers = core_config(config)
         layers = numbers["num_hidden_layers"]
         inputs = feature_layers(feature_levels, layers)
-        pool = pool or native.core().Pool(threads or native.default_threads())
+        pool = pool or native.core.Pool(threads or native.default_threads())
         try:
-            core = native.core().Model.load(numbers, weights, kind, pool, inputs, kernels)
+            core = native.core.Model.load(numbers, weights, kind, pool, inputs, kernels)
         except ValueError as error:
             raise InvalidInputError(f"{name}: {error}") from None
         except MemoryError:
@@ -214,14 +213,12 @@ class NativeTarget:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed weights; one pass reads them once (of a separate embedding table, its rows)."""
-        size: int = self.core.weight_bytes
-        return size
+        return self.core.weight_bytes
 
     @property
     def cache_token_bytes(self) -> int:
         """Bytes of K and V per token of context."""
-        size: int = self.core.cache_token_bytes
-        return size
+        return self.core.cache_token_bytes
 
     def new_cache(self, capacity: int | None = None) -> NativeCache:
         return NativeCache(self.core.new_cache())
@@ -272,7 +269,7 @@ class NativeTarget:
         self, caches: list[NativeCache], tokens: Ints, parents: Ints | None, counts: Ints, wanted: str
     ) -> tuple[Floats | None, Ints, Floats]:
         try:
-            result: tuple[Floats | None, Ints, Floats] = self.core.forward(
+            logits, best, features = self.core.forward(
                 [cache.core for cache in caches], tokens, parents, counts, wanted
             )
         except ValueError as error:
@@ -282,7 +279,8 @@ class NativeTarget:
             raise NotEnoughMemoryError(
                 f"memory ran out in a pass over {len(tokens)} tokens after {lengths} in the cache"
             ) from None
-        return result
+        assert features is not None  # by default they are wanted
+        return logits, best, features
 
 
 def _own(cache: TargetCache) -> NativeCache:

@@ -159,18 +159,6 @@ def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight:
     )
 
 
-def epoch_rows(lengths: Ints, row_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """The documents of each row of an epoch, freshly shuffled; a function of its arguments alone.
-
-    Args:
-        lengths: [D] tokens of each document.
-    """
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths))
-    rows = pack((lengths[order] - 1).tolist(), row_size)
-    return [[int(order[i]) for i in rows[r]] for r in rng.permutation(len(rows))]
-
-
 def choose_draft_vocabulary(documents: Iterator[Document] | Sequence[Document], vocab_size: int, size: int) -> Ints:
     """The ``size`` most frequent answer tokens as d2t offsets [size] int64: target id = draft id + d2t[draft id].
 

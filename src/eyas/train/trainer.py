@@ -27,8 +27,9 @@ from eyas.forecast import FORECAST
 from eyas.heads.config import HeadConfig
 from eyas.heads.layers import DraftHead, draft_rows
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.train.batches import choose_draft_vocabulary, coverage, epoch_rows, make_batch
+from eyas.train.batches import choose_draft_vocabulary, coverage, make_batch
 from eyas.train.checkpoint import read_checkpoint, write_checkpoint
+from eyas.train.epochs import Epochs, EpochState, epoch_rows
 from eyas.train.evaluate import MakeDrafter, forecast, simulate
 from eyas.train.optimizer import HeadOptimizer
 from eyas.train.precision import has_fast_bfloat16
@@ -37,11 +38,8 @@ from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
 from eyas.train.settings import TrainSettings, rate_share
 from eyas.train.start import check_start, start_weights
-from eyas.train.store import Document, FeatureStore, writing
+from eyas.train.store import Document, writing
 from eyas.tree import Ints
-
-HELD_OUT_EVERY = 40
-"""Every so manieth prompt is held out: by its index, so that a growing store keeps the split."""
 
 FORECAST_DOCUMENTS = 16
 """Held-out answers that a head's forecast is made of: some two thousand tokens, more than a tuning records."""
@@ -58,26 +56,17 @@ class TargetWeights:
     norm: Tensor
 
 
-EpochPlan = tuple[list[tuple[int, int]], list[list[int]]]
-"""Places (store, document) of the training documents, and the rows of an epoch as indices into them."""
-
-
 @dataclass
-class TrainState:
+class TrainState(EpochState):
     """Where a run stands; what a checkpoint holds besides weights and optimiser.
 
     Attributes:
         step: optimiser steps done.
-        epoch, position: batches of this epoch done.
-        documents: documents of each store that this epoch is made of (a store may grow meanwhile).
         best: largest held-out acceptance length so far.
         tokens: pairs trained on.
     """
 
     step: int = 0
-    epoch: int = 0
-    position: int = 0
-    documents: tuple[int, ...] = ()
     best: float = 0.0
     tokens: int = 0
 
@@ -87,13 +76,13 @@ class Trainer:
 
     Args:
         stores: directories of answered prompts. They may grow while training runs: each epoch takes what is there.
-        target: the target's embedding and lm_head.
+        target: the target's embedding, lm_head and final norm.
         config: shape of the head.
         out: the run's directory; a run found there is continued.
         metadata: recorded with the head.
+        processes: those that train together. The first writes; the others need not see ``out``, only the stores.
         start: a head whose weights a new run begins with; it may be smaller (see ``eyas.train.start``).
         make_drafter: what tries heads out; None for the recipe's, in PyTorch.
-        processes: those that train together. The first writes; the others need not see ``out``, only the stores.
     """
 
     def __init__(
@@ -118,92 +107,72 @@ class Trainer:
             check_start(start, config)
         self.settings = settings
         self.processes = processes
+        self.device = processes.device
         self.recipe = recipe_for(config)
         self.out = out
-        self.device = processes.device
         self.metadata = metadata or {}
         self._make_drafter = make_drafter or self._torch_drafter
-        self._paths = list(stores)
-        self._stores = self._open_stores()
-        for store in self._stores:
-            if store.hidden_size != config.hidden_size:
-                raise InvalidInputError(
-                    f"{store.path} holds features of a model of hidden size {store.hidden_size}, the head's is "
-                    f"{config.hidden_size}"
-                )
-        if not any(len(store) for store in self._stores):
-            raise InvalidInputError(f"no answers yet in {', '.join(map(str, stores))}")
-        self.embedding = target.embedding.to(self.device)
+        levels = self.recipe.feature_levels
+        self.epochs = Epochs(stores, settings, processes, hidden_size=config.hidden_size, levels=levels)
         if processes.first:
             out.mkdir(parents=True, exist_ok=True)
-        self.state = TrainState()
-        self._plan: EpochPlan | None = None
         checkpoint = processes.from_first(lambda: read_checkpoint(out, config, settings.optimizer))
-        self.d2t: Ints | None = None
-        if checkpoint is not None:
-            self.d2t = checkpoint["d2t"]
-        elif start is not None and start.config.draft_vocab_size == config.draft_vocab_size:
-            self.d2t = start.d2t  # chosen from answers that may be more than these
-        elif (size := config.draft_vocab_size) is not None:
-            self.d2t = processes.from_first(
-                lambda: choose_draft_vocabulary(self._training_documents(), config.vocab_size, size)
-            )
+        self.d2t: Ints | None = self._draft_vocabulary(config, start) if checkpoint is None else checkpoint["d2t"]
+        self.embedding = target.embedding.to(self.device)
         self.lm_head = target.lm_head.to(self.device)
-        self._autocast = has_fast_bfloat16(self.device)
         d2t = None if self.d2t is None else torch.from_numpy(self.d2t).to(self.device)
         scored = draft_rows(self.lm_head, d2t).contiguous()
+        self._autocast = has_fast_bfloat16(self.device)
         self.draft_lm_head = scored.bfloat16() if self._autocast else scored
-        self.head: DraftHead = self.recipe.new_head(config)
-        self.recipe.initialise(self.head, scored.cpu(), target.norm, torch.Generator().manual_seed(settings.seed))
-        if start is not None:
-            self.head.load_state_dict(start_weights(start, self.head.state_dict()))
-        self.head.to(self.device)
+        self.head = self._new_head(config, scored, target.norm, start)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
         self.optimizer = HeadOptimizer(self.head, settings)
+        self.state = TrainState()
         if checkpoint is not None:
-            self.head.load_state_dict(checkpoint["head"])
-            self.average = {name: tensor.to(self.device) for name, tensor in checkpoint["average"].items()}
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            self.state = TrainState(**checkpoint["state"])
-        self._noise_scale = processes.from_first(self._feature_deviation) * settings.noise
+            self._resume(checkpoint)
+        self._noise_scale = processes.from_first(self.epochs.feature_deviation) * settings.noise
+
+    def _draft_vocabulary(self, config: HeadConfig, start: HeadCheckpoint[Any] | None) -> Ints | None:
+        """The d2t offsets of a new run's head; None where it scores every token."""
+        size = config.draft_vocab_size
+        if start is not None and start.config.draft_vocab_size == size:
+            return start.d2t  # chosen from answers that may be more than these
+        if size is None:
+            return None
+        return self.processes.from_first(
+            lambda: choose_draft_vocabulary(self.epochs.training(), config.vocab_size, size)
+        )
+
+    def _new_head(
+        self, config: HeadConfig, scored: Tensor, norm: Tensor, start: HeadCheckpoint[Any] | None
+    ) -> DraftHead:
+        """A head with random weights, or those of ``start``; ``scored`` [draft vocab, H] are rows of the lm_head."""
+        head: DraftHead = self.recipe.new_head(config)
+        self.recipe.initialise(head, scored.cpu(), norm, torch.Generator().manual_seed(self.settings.seed))
+        if start is not None:
+            head.load_state_dict(start_weights(start, head.state_dict()))
+        return head.to(self.device)
+
+    def _resume(self, checkpoint: Mapping[str, Any]) -> None:
+        self.head.load_state_dict(checkpoint["head"])
+        self.average = {name: tensor.to(self.device) for name, tensor in checkpoint["average"].items()}
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.state = TrainState(**checkpoint["state"])
 
     def run(self, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> TrainState:
         """Train to ``settings.steps``; ``progress`` gets each line of metrics as the first process writes it."""
-        candidates = self.held_out_documents() if self.processes.first else []
+        candidates = self.epochs.held_out() if self.processes.first else []
         held_out = [document for document in candidates if document.greedy]
         if self.state.best > 0 and held_out:
             self.state.best = self._measure_saved(held_out)
         saved = time.monotonic()
         while self.state.step < self.settings.steps:
-            started = time.perf_counter()
-            share = rate_share(self.settings, self.state.step)
-            pairs, measured = self._step()
-            metrics: dict[str, Any] = {
-                "step": self.state.step,
-                "epoch": self.state.epoch,
-                "loss": float(measured.loss.detach()),
-                "regression": measured.regression,
-                "distillation": measured.distillation,
-                "agreement": measured.agreement,
-                "learning_rate": share * self.settings.learning_rate,
-                "tokens": self.state.tokens,
-                "tokens_per_second": pairs / (time.perf_counter() - started),
-            }
-            if self.settings.optimizer == "muon":
-                metrics["matrix_learning_rate"] = share * self.settings.matrix_learning_rate
-            if not math.isfinite(metrics["loss"]):
-                raise InvalidInputError(
-                    f"the loss became {metrics['loss']} at step {self.state.step}: try a smaller learning rate"
-                )
+            metrics = self._measured_step()
             if not self.processes.first:
                 continue
             last = self.state.step == self.settings.steps
             if held_out and (last or self.state.step % self.settings.evaluate_every == 0):
-                metrics.update(self.evaluate(held_out))
-                if metrics["held_out_acceptance_length"] > self.state.best:
-                    self.state.best = metrics["held_out_acceptance_length"]
-                    self.save_head(self.out / "head", metrics)
-                    self.save_forecast(self.out / "head", held_out)
+                self._judge(metrics, held_out)
             if last and (not held_out or not (self.out / "head").exists()):
                 # Too little data to hold any out, or a head that is never right: it is saved all the same.
                 self.save_head(self.out / "head", metrics)
@@ -215,6 +184,42 @@ class Trainer:
                 saved = time.monotonic()
         self.processes.wait()
         return self.state
+
+    def _measured_step(self) -> dict[str, Any]:
+        """One step, and its metrics.
+
+        Raises:
+            InvalidInputError: the loss is no longer a number.
+        """
+        started = time.perf_counter()
+        share = rate_share(self.settings, self.state.step)
+        pairs, measured = self._step()
+        metrics: dict[str, Any] = {
+            "step": self.state.step,
+            "epoch": self.state.epoch,
+            "loss": float(measured.loss.detach()),
+            "regression": measured.regression,
+            "distillation": measured.distillation,
+            "agreement": measured.agreement,
+            "learning_rate": share * self.settings.learning_rate,
+            "tokens": self.state.tokens,
+            "tokens_per_second": pairs / (time.perf_counter() - started),
+        }
+        if self.settings.optimizer == "muon":
+            metrics["matrix_learning_rate"] = share * self.settings.matrix_learning_rate
+        if not math.isfinite(metrics["loss"]):
+            raise InvalidInputError(
+                f"the loss became {metrics['loss']} at step {self.state.step}: try a smaller learning rate"
+            )
+        return metrics
+
+    def _judge(self, metrics: dict[str, Any], held_out: Sequence[Document]) -> None:
+        """Add held-out measures to the metrics, and save a head that is better than all before it."""
+        metrics.update(self.evaluate(held_out))
+        if metrics["held_out_acceptance_length"] > self.state.best:
+            self.state.best = metrics["held_out_acceptance_length"]
+            self.save_head(self.out / "head", metrics)
+            self.save_forecast(self.out / "head", held_out)
 
     def evaluate(self, documents: Sequence[Document]) -> dict[str, float]:
         """Held-out measures of the averaged head: simulated acceptance length, agreement, distillation loss."""
@@ -290,28 +295,17 @@ class Trainer:
 
     def draft_coverage(self) -> float:
         """Share of held-out answer tokens that the draft vocabulary holds."""
-        return 1.0 if self.d2t is None else coverage(self.held_out_documents(), self.d2t)
-
-    def held_out_documents(self) -> list[Document]:
-        return [store[i] for store in self._stores for i in np.flatnonzero(_held_out(store)).tolist()]
-
-    def _training_documents(self) -> list[Document]:
-        return [store[i] for store in self._stores for i in np.flatnonzero(~_held_out(store)).tolist()]
+        return 1.0 if self.d2t is None else coverage(self.epochs.held_out(), self.d2t)
 
     def _step(self) -> tuple[int, BatchLoss]:
+        """One step of the optimiser: pairs and outcome of the whole batch."""
         settings, state = self.settings, self.state
-        rows = self._next_documents()
+        rows = self.epochs.next_rows(state)
         share = self.processes.share(len(rows))
         batch = make_batch(rows[share], settings.row_size, settings.prompt_weight).to(self.device)
         if self.processes.idle(len(rows)):
             batch = batch.silenced()
-        noise = None
-        if self._noise_scale > 0:
-            # Of the whole batch and on the host: the same for any number of processes, on every device.
-            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + state.step)
-            shape = len(rows), *batch.features.shape[1:]
-            uniform = torch.rand(shape, generator=generator)[share].to(self.device)
-            noise = (2 * uniform - 1) * self._noise_scale
+        noise = self._noise((len(rows), *batch.features.shape[1:]), share) if self._noise_scale > 0 else None
         now = settings if state.step >= settings.unroll_after else replace(settings, unroll=1)
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
@@ -324,56 +318,27 @@ class Trainer:
         self.optimizer.step(rate_share(settings, state.step))
         state.step += 1
         if settings.ema > 0:
-            decay = min(settings.ema, state.step / (state.step + 10))  # the start is soon forgotten
-            for name, tensor in self.head.state_dict().items():
-                self.average[name].lerp_(tensor, 1 - decay)
+            self._move_average()
         pairs, measured = self._add_up(int((batch.documents >= 0).sum()), measured)
         state.tokens += pairs
         return pairs, measured
 
+    def _noise(self, shape: Sequence[int], share: slice) -> Tensor:
+        """What is added to this process's share of the features [B, S, F] of a batch."""
+        # Of the whole batch and on the host: the same for any number of processes, on every device.
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.state.step)
+        uniform = torch.rand(*shape, generator=generator)[share].to(self.device)
+        return (2 * uniform - 1) * self._noise_scale
+
+    def _move_average(self) -> None:
+        step = self.state.step
+        decay = min(self.settings.ema, step / (step + 10))  # the start is soon forgotten
+        for name, tensor in self.head.state_dict().items():
+            self.average[name].lerp_(tensor, 1 - decay)
+
     def _add_up(self, pairs: int, part: BatchLoss) -> tuple[int, BatchLoss]:
-        """Pairs and outcome of the whole batch."""
+        """Pairs and outcome of the whole batch, from those of this process."""
         own = [pairs, float(part.loss.detach()), part.regression, part.distillation, part.weight, *part.agreement]
         pairs_, loss, regression, distillation, weight, *agreement = self.processes.sum_numbers(own)
         whole = BatchLoss(torch.tensor(loss), regression, distillation, tuple(agreement), weight)
         return int(pairs_), whole
-
-    def _next_documents(self) -> list[list[Document]]:
-        """The rows of the next batch, opening the next epoch where one ends."""
-        state = self.state
-        if state.position == 0 or not state.documents:
-            self._stores = self._open_stores()
-            state.documents = self.processes.least([len(store) for store in self._stores])
-            self._plan = None
-        if self._plan is None:
-            self._plan = self._plan_epoch()
-        places, rows = self._plan
-        start = state.position * self.settings.rows
-        chosen = rows[start : start + self.settings.rows]
-        state.position += 1
-        if state.position * self.settings.rows >= len(rows):
-            state.epoch, state.position = state.epoch + 1, 0
-        return [[self._stores[places[i][0]][places[i][1]] for i in row] for row in chosen]
-
-    def _plan_epoch(self) -> EpochPlan:
-        places: list[tuple[int, int]] = []
-        lengths: list[int] = []
-        for number, (store, count) in enumerate(zip(self._stores, self.state.documents, strict=True)):
-            usable = np.flatnonzero(~_held_out(store)[:count] & (store.lengths()[:count] > 2))
-            places += [(number, int(i)) for i in usable]
-            lengths += store.lengths()[usable].tolist()
-        rows = epoch_rows(np.array(lengths, np.int64), self.settings.row_size, self.settings.seed, self.state.epoch)
-        return places, rows
-
-    def _open_stores(self) -> list[FeatureStore]:
-        return [FeatureStore(path, levels=self.recipe.feature_levels) for path in self._paths]
-
-    def _feature_deviation(self) -> float:
-        """Standard deviation of the features, from the first documents."""
-        sample = torch.cat([store[0].features.float() for store in self._stores if len(store)])
-        return float(sample.std())
-
-
-def _held_out(store: FeatureStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    held_out: np.ndarray[Any, np.dtype[np.bool_]] = store.prompt_indices() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-    return held_out

@@ -14,21 +14,6 @@
 
 namespace eyas {
 
-extern const Kernels kPortableKernels;
-#ifdef EYAS_X86
-extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx512Kernels;
-extern const Kernels kAvx512VnniKernels;
-extern const Kernels kAvx512DotKernels;
-#endif
-#ifdef EYAS_AMX
-extern const Kernels kAmxKernels;
-#endif
-#ifdef EYAS_NEON
-extern const Kernels kNeonKernels;
-extern const Kernels kNeonDotKernels;
-#endif
-
 namespace {
 
 #ifdef EYAS_AMX

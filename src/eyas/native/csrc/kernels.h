@@ -74,6 +74,11 @@ struct Kernels {
   double (*burn)(int64_t steps);
 };
 
+// Each in a file of its own; a build has those of its processor's family.
+extern const Kernels kPortableKernels;
+extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512VnniKernels, kAvx512DotKernels, kAmxKernels;
+extern const Kernels kNeonKernels, kNeonDotKernels;
+
 // The kernel sets this build has and this processor can run, best first. `select("")` gives the best.
 const Kernels* select_kernels(const char* name);
 int list_kernels(const char** names, int capacity);

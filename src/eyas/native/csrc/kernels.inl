@@ -11,6 +11,7 @@ namespace {
 using eyas::Attention;
 using eyas::attend_stride;
 using eyas::Format;
+using eyas::Kernels;
 using eyas::kKeyBlock;
 using eyas::kPageTokens;
 using eyas::Type;
@@ -61,5 +62,24 @@ constexpr Format kIntFormats[] = {
 };
 const Format* format_of(Type type) { return find(kFloatFormats, kIntFormats, type); }
 #endif
+
+// What all kernel sets share, and what one says itself: its name, its formats, how it is made to work hardest.
+constexpr Kernels kernel_set(const char* name, const Format* (*format)(Type), double (*burn)(int64_t) = burn_flops) {
+  return {
+      .name = name,
+      .panel_cols = P,
+      .format = format,
+      .rms_norm = rms_norm,
+      .add = add,
+      .swiglu = swiglu,
+      .rotate = rotate,
+      .attend = attend,
+      .fetch = fetch_bytes,
+      .log_sum_exp = log_sum_exp,
+      .exponentials = exponentials_of,
+      .sum = sum_floats,
+      .burn = burn,
+  };
+}
 
 }  // namespace

@@ -140,8 +140,4 @@ double burn_tiles(int64_t steps) {
 
 }  // namespace
 
-namespace eyas {
-extern const Kernels kAmxKernels;
-const Kernels kAmxKernels = {"amx", P,           format_of,  rms_norm, add, swiglu, rotate,
-                             attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_tiles};
-}  // namespace eyas
+const Kernels eyas::kAmxKernels = kernel_set("amx", format_of, burn_tiles);

@@ -2,7 +2,4 @@
 // The vocabulary comes first.
 #include "kernels.inl"
 
-namespace eyas {
-extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = {"avx512", P, format_of, rms_norm, add, swiglu, rotate, attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_flops};
-}  // namespace eyas
+const Kernels eyas::kAvx512Kernels = kernel_set("avx512", format_of);

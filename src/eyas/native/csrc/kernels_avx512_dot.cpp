@@ -36,8 +36,4 @@ double burn_dots(int64_t steps) {
 
 }  // namespace
 
-namespace eyas {
-extern const Kernels kAvx512DotKernels;
-const Kernels kAvx512DotKernels = {"avx512_dot", P,           format_of,  rms_norm, add, swiglu, rotate,
-                                   attend, fetch_bytes,       log_sum_exp, exponentials_of, sum_floats, burn_dots};
-}  // namespace eyas
+const Kernels eyas::kAvx512DotKernels = kernel_set("avx512_dot", format_of, burn_dots);

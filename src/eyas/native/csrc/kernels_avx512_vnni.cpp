@@ -9,8 +9,4 @@ namespace {
 const Format* format_of(Type type) { return find(kFloatFormats, kByteDotFormats, type); }
 }  // namespace
 
-namespace eyas {
-extern const Kernels kAvx512VnniKernels;
-const Kernels kAvx512VnniKernels = {"avx512_vnni", P,           format_of,  rms_norm, add, swiglu, rotate,
-                                    attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_flops};
-}  // namespace eyas
+const Kernels eyas::kAvx512VnniKernels = kernel_set("avx512_vnni", format_of);

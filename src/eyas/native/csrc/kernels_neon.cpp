@@ -2,7 +2,4 @@
 // The vocabulary comes first.
 #include "kernels.inl"
 
-namespace eyas {
-extern const Kernels kNeonKernels;
-const Kernels kNeonKernels = {"neon", P, format_of, rms_norm, add, swiglu, rotate, attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_flops};
-}  // namespace eyas
+const Kernels eyas::kNeonKernels = kernel_set("neon", format_of);

@@ -2,7 +2,4 @@
 // The vocabulary comes first.
 #include "kernels.inl"
 
-namespace eyas {
-extern const Kernels kNeonDotKernels;
-const Kernels kNeonDotKernels = {"neon_dot", P, format_of, rms_norm, add, swiglu, rotate, attend, fetch_bytes, log_sum_exp, exponentials_of, sum_floats, burn_flops};
-}  // namespace eyas
+const Kernels eyas::kNeonDotKernels = kernel_set("neon_dot", format_of);

@@ -96,7 +96,16 @@ struct IntFormat {
 template <class T, void (*prepare)(const float*, int, void*) = prepare_int_row>
 constexpr Format int_format(Type type, void (*pack)(const float* const*, int, void*),
                             void (*pack_blocks)(const uint8_t* const*, int, void*)) {
-  return {type, T::panel_bytes, int_row_bytes, prepare, multiply<T>, pack, pack_blocks, T::unpack};
+  return {
+      .type = type,
+      .panel_bytes = T::panel_bytes,
+      .row_bytes = int_row_bytes,
+      .prepare = prepare,
+      .multiply = multiply<T>,
+      .pack = pack,
+      .pack_blocks = pack_blocks,
+      .unpack = T::unpack,
+  };
 }
 
 }  // namespace

@@ -99,7 +99,16 @@ struct FloatFormat {
 
 template <class T, auto product = multiply<T>>
 constexpr Format float_format(Type type) {
-  return {type, T::panel_bytes, T::row_bytes, T::prepare, product, T::pack, nullptr, T::unpack};
+  return {
+      .type = type,
+      .panel_bytes = T::panel_bytes,
+      .row_bytes = T::row_bytes,
+      .prepare = T::prepare,
+      .multiply = product,
+      .pack = T::pack,
+      .pack_blocks = nullptr,
+      .unpack = T::unpack,
+  };
 }
 
 }  // namespace
