@@ -72,7 +72,8 @@ def bench_command(
     files = [*(questions or []), *(more or []), *(paper.set_files(data) if data is not None else [])]
     chosen = load_questions(files, limit, first_turn=first_turn)
     params = sampling.sampling()
-    draft.settings(greedy=params.greedy and not suite)  # mistakes are told before a model is loaded
+    # Mistakes are told before a model is loaded.
+    settings = draft.settings(model.target, greedy=params.greedy and not suite)
     if check_reference and (not params.greedy or params.looks_back or sampling.stop):
         raise InvalidInputError(
             "--check-reference compares plain greedy answers; leave out --temperature, penalties and --stop"
@@ -83,14 +84,15 @@ def bench_command(
         raise InvalidInputError(f"greedy answers never draw, so leave out {LIKELIEST} of {', '.join(odd)}")
     check_writable(out)
     asked = [replace(sampling, temperature=one) for one in paper.TEMPERATURES] if suite else [sampling]
-    loaded = model.load(draft.feature_levels())
+    loaded = model.load_for(settings.draft)
     more_facts = {"repeats": repeats, "limit": limit, "first_turn": first_turn}
     # All of them are made before the first one runs: what is missing for the last is told now, not hours later.
     parts = []
     for one in asked:
         greedy = suite and one.sampling().greedy  # where nothing is drawn, whatever was asked
-        ours, head = ([n for n in names if LIKELIEST not in n], replace(draft, draw=None)) if greedy else (names, draft)
-        parts.append(prepare(ours, loaded, model, head, one, more_facts, chosen))
+        ours = [name for name in names if LIKELIEST not in name] if greedy else names
+        drafting = replace(settings, draw=None) if greedy else settings
+        parts.append(prepare(ours, loaded, model, drafting, one, more_facts, chosen))
     if check_reference:
         from eyas.bench.reference import TransformersReference
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.interrupt import deferred_interrupt
-from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions
+from eyas.cli.options import ModelOptions, SamplingOptions
 from eyas.errors import InvalidInputError
+from eyas.plan import PLAIN, DraftSettings
 
 if TYPE_CHECKING:
     from eyas.bench.methods import EyasMethod
@@ -36,7 +37,7 @@ def prepare(
     names: Sequence[str],
     loaded: LoadedTarget,
     model: ModelOptions,
-    draft: DraftOptions,
+    draft: DraftSettings,
     sampling: SamplingOptions,
     more: dict[str, Any],
     questions: Sequence[Question],
@@ -71,17 +72,16 @@ def prepare(
 
 
 def make_methods(
-    names: Sequence[str], loaded: LoadedTarget, model: ModelOptions, draft: DraftOptions, sampling: SamplingOptions
+    names: Sequence[str], loaded: LoadedTarget, model: ModelOptions, draft: DraftSettings, sampling: SamplingOptions
 ) -> list[EyasMethod]:
     """The methods called ``names``; the head is loaded only if one of them drafts."""
     from eyas.bench.methods import BASELINE, EyasMethod, MethodName, method_plan
-    from eyas.plan import PLAIN
 
     params = sampling.sampling()
     policies = [MethodName.parse(name).policy for name in names if name != BASELINE]
     if policies and draft.draft == "none":
         raise InvalidInputError(f"--draft none can only be measured as --methods {BASELINE}; choose a head")
-    planner = draft.planner(loaded, model, greedy=params.greedy, policies=policies) if policies else None
+    planner = model.planner(draft, loaded, greedy=params.greedy, policies=policies) if policies else None
     plans = {name: method_plan(name, planner) if planner is not None else PLAIN for name in names}
     return [EyasMethod(name, loaded.target, loaded.tokenizer, params, plan) for name, plan in plans.items()]
 

@@ -46,9 +46,9 @@ def generate_command(
         raise InvalidInputError(f"--json prints one object and nothing else; leave out {' and '.join(unheard)}")
     prompt = read_prompt(prompt)
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
-    loaded = model.load(draft.feature_levels())
-    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
+    settings = draft.settings(model.target, greedy=params.greedy)  # mistakes are told before a model is loaded
+    loaded = model.load_for(settings.draft)
+    plan = model.planner(settings, loaded, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.options import ModelOptions, notice, spread
+from eyas.cli.options import ModelOptions, drafter_for, notice, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def tune_command(
 
     if draft == "none":
         raise InvalidInputError("--draft none has nothing to tune; choose a drafter")
+    draft = drafter_for(model.target, draft)
     settings = DraftSettings(draft=draft, num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
     measured = make_effort(effort, settings.budget)
     check_writable(out)
@@ -119,14 +120,14 @@ def measure(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eyas.loading import feature_levels, head_notice, load_drafter
+    from eyas.loading import head_notice, load_drafter
     from eyas.plan import profile_key
     from eyas.sampling import SamplingParams
     from eyas.tuner import tune
 
     params = SamplingParams(temperature=temperature, seed=0)
     questions = read_prompts(files, limit)
-    loaded = model.load(feature_levels(draft))
+    loaded = model.load_for(draft)
     drafter = load_drafter(draft, loaded)
     assert drafter is not None
     if line := head_notice(draft, loaded):
