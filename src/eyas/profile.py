@@ -27,17 +27,12 @@ from eyas.policies.sequoia import Acceptance, as_acceptance
 from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
 from eyas.targets.base import TargetInfo
+from eyas.way import PLAINLY, Way
 
 FORMAT = 3
 
-GRAFT = "+graft"
-"""Behind a policy's name: n-grams join the drafter's tree."""
-
-DRAWN = "+drawn"
-"""Behind a policy's name: draft tokens are drawn from the drafter's distribution (sampled answers only)."""
-
 CHECKED = ("none", "budgeted", "dynamic", "sequoia")
-"""Policies that a tuning measures, with and without ``GRAFT``."""
+"""Policies that a tuning measures, with and without grafting."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +112,16 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Check:
-    """A policy's speed as predicted and as measured afterwards.
+    """The speed of a way to draft as predicted and as measured afterwards.
 
     Attributes:
-        policy: its name, with ``GRAFT`` behind it where n-grams were grafted, ``DRAWN`` where draft tokens were drawn.
+        way: that was measured.
         predicted, measured: tokens per second; no prediction for grafted and drawn trees.
         acceptance_length: tokens per cycle, measured.
         overall: tokens per second that follow for all prompts of the tuning; None where only ``measured`` is known.
     """
 
-    policy: str
+    way: Way
     predicted: float | None
     measured: float
     acceptance_length: float
@@ -134,8 +129,26 @@ class Check:
 
     @property
     def speed(self) -> float:
-        """The best word on this policy's tokens per second."""
+        """The best word on its tokens per second."""
         return self.measured if self.overall is None else self.overall
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = asdict(self)
+        del values["way"]
+        return {"policy": str(self.way), **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Check:
+        """The inverse of ``as_dict``.
+
+        Raises:
+            InvalidInputError: a way that no tuning measures.
+        """
+        way = Way.parse(values["policy"])
+        if way.policy not in CHECKED or way.draw is False:
+            raise InvalidInputError(f"'{way}' was measured, which is not among {', '.join(CHECKED)}")
+        return cls(way, **{name: value for name, value in values.items() if name != "policy"})
 
 
 def is_size(value: object) -> bool:
@@ -212,8 +225,8 @@ class Profile:
     hit_rates: tuple[float, ...] = ()
     drawn: tuple[DrawnTree, ...] = ()
 
-    def fastest(self, graft: bool | None = None, *, draw: bool | None = None) -> str:
-        """Name of the policy found to be the fastest, "none" for plain decoding. Where none was raced, what should be.
+    def fastest(self, graft: bool | None = None, *, draw: bool | None = None) -> Way:
+        """What was found to be the fastest, plain decoding among it. Where nothing was raced, what should be.
 
         Args:
             graft: whether n-grams are grafted; where None, whichever is faster.
@@ -222,21 +235,19 @@ class Profile:
         checks = [
             check
             for check in self.checks
-            if check.policy == "none"
-            or (graft in (None, check.policy.endswith(GRAFT)) and draw in (None, check.policy.endswith(DRAWN)))
+            if not check.way.drafts or (graft in (None, check.way.graft) and draw in (None, bool(check.way.draw)))
         ]
         if not checks:
             return self._presumed(graft, draw)
-        return max(checks, key=lambda check: check.speed).policy
+        return max(checks, key=lambda check: check.speed).way
 
-    def _presumed(self, graft: bool | None, draw: bool | None) -> str:
+    def _presumed(self, graft: bool | None, draw: bool | None) -> Way:
         """``fastest`` by costs and acceptance alone, where nothing was raced."""
         if self.drawn and draw is not False and not graft:
-            return f"dynamic{DRAWN}"
+            return Way("dynamic", draw=True)
         if not self.budgeted().drafts:
-            return "none"
-        joined = graft or (graft is None and bool(self.hit_rates))
-        return f"budgeted{GRAFT}" if joined else "budgeted"
+            return PLAINLY
+        return Way("budgeted", graft=graft or (graft is None and bool(self.hit_rates)))
 
     def ngram(self) -> NgramDrafter:
         """N-grams at their measured price."""
@@ -272,6 +283,7 @@ class Profile:
         """Plain JSON values."""
         values = asdict(self)
         values["calibration"] = self.calibration.as_dict()
+        values["checks"] = tuple(check.as_dict() for check in self.checks)
         return {"format": FORMAT, **values}
 
     @classmethod
@@ -294,7 +306,7 @@ class Profile:
                 template=tuple(tuple(path) for path in values["template"]),
                 num_draft_tokens=int(values["num_draft_tokens"]),
                 grid=tuple(GridPoint(**point) for point in values["grid"]),
-                checks=tuple(Check(**check) for check in values["checks"]),
+                checks=tuple(map(Check.from_dict, values["checks"])),
                 reliability=tuple(tuple(Bin(**each) for each in level) for level in values["reliability"]),
                 hit_rates=tuple(values["hit_rates"]),
                 drawn=tuple(DrawnTree(**tree) for tree in values["drawn"]),
@@ -315,10 +327,8 @@ class Profile:
         if not math.isfinite(ms := self.costs.cycle((1, 1), 1)):
             raise InvalidInputError(f"a cycle takes {ms} ms")
         for check in self.checks:
-            if check.policy.removesuffix(GRAFT).removesuffix(DRAWN) not in CHECKED:
-                raise InvalidInputError(f"{check.policy!r} was measured, which is not among {', '.join(CHECKED)}")
-            if check.policy.endswith(DRAWN) and not self.drawn:
-                raise InvalidInputError(f"{check.policy!r} was measured, but its tree is missing")
+            if check.way.draw and not self.drawn:
+                raise InvalidInputError(f"'{check.way}' was measured, but its tree is missing")
         for make in (self.budgeted, self.dynamic, self.dynamic_drawn, self.sequoia, self.ngram, self.fastest):
             make()
 

@@ -19,11 +19,12 @@ from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
-from eyas.profile import DRAWN, GRAFT, Check, DrawnTree, Profile, ProfileKey
+from eyas.profile import Check, DrawnTree, Profile, ProfileKey
 from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
 from eyas.timing import FRESH, Clock, Contender, CostProbe, Finish, race
+from eyas.way import PLAINLY, Way
 
 TuneProgress = Callable[[str, float], object]
 """Told what is going on and which share of the whole is done, 0 to 1."""
@@ -154,7 +155,7 @@ def tune(
         )
 
     first = run(
-        [Contender("none"), *(Contender("dynamic", drafter, policy) for policy in _unlike(effort))],
+        [Contender(PLAINLY), *(Contender(Way("dynamic"), drafter, policy) for policy in _unlike(effort))],
         1,
         "timing passes and cycles",
         0.3,
@@ -174,8 +175,8 @@ def tune(
     drawn = drawn_trees(effort) if sampled and isinstance(drafter.new_session(), DrawingSession) else []
     raced = [
         *ours,
-        *(Contender("grid", drafter, point.policy) for point in points),
-        *(Contender(f"dynamic{DRAWN}", drafter, DynamicPolicy(*tree), draw=True) for tree in drawn),
+        *(Contender(Way("dynamic"), drafter, point.policy) for point in points),
+        *(Contender(Way("dynamic", draw=True), drafter, DynamicPolicy(*tree)) for tree in drawn),
     ]
     finishes = run(raced, effort.races, "checking predictions", 0.45, 0.55)
     part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
@@ -186,17 +187,17 @@ def tune(
         for point, rate, finish in zip(points, predicted[grid_part], finishes[grid_part], strict=True)
     }
     # What was raced stays chosen; its prices are those of the race.
-    costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))
+    costs = with_whole_cycles(probe.costs(), _bare_cycles(raced, finishes))
     checks = [
-        Check(each.name, rate, finish.rate, finish.acceptance_length)
+        Check(each.way, rate, finish.rate, finish.acceptance_length)
         for each, rate, finish in zip(ours, predicted, finishes, strict=False)
     ]
     drawing = finishes[len(finishes) - len(drawn) :]
     by_rate = sorted(zip(drawn, drawing, strict=True), key=lambda each: -each[1].rate)
     if by_rate:
         finish = by_rate[0][1]
-        checks.append(Check(f"dynamic{DRAWN}", None, finish.rate, finish.acceptance_length))
-    everywhere = {each.name: 1000 * replay(recording, each.policy, costs).rate for each in ours}
+        checks.append(Check(Way("dynamic", draw=True), None, finish.rate, finish.acceptance_length))
+    everywhere = {each.way: 1000 * replay(recording, each.policy, costs).rate for each in ours}
     final = choose(recording, costs, key, largest, walked)
     grid = {
         point.setting: replace(point, measured=measured, expected=expected)
@@ -230,11 +231,13 @@ def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
         "dynamic": profile.dynamic(),
         "sequoia": profile.sequoia(),
     }
-    found = [Contender("none")]
-    found += [Contender(name, drafter, policy) for name, policy in policies.items() if policy is not None]
+    found = [Contender(PLAINLY)]
+    found += [Contender(Way(name), drafter, policy) for name, policy in policies.items() if policy is not None]
     if not isinstance(drafter, NgramDrafter):
         grafted = GraftedDrafter(drafter, profile.ngram())
-        found += [Contender(each.name + GRAFT, grafted, each.policy) for each in found if each.policy is not None]
+        found += [
+            Contender(replace(each.way, graft=True), grafted, each.policy) for each in found if each.policy is not None
+        ]
     return found
 
 
@@ -269,17 +272,17 @@ def predictions(
     halves = [range(half, len(recording.answers), 2) for half in (0, 1)]
     tokens, ms = [0.0] * len(raced), [0.0] * len(raced)
     for half, other in (halves, halves[::-1]):
-        known = with_whole_cycles(costs, _ungrafted(raced, finishes, other or half))
+        known = with_whole_cycles(costs, _bare_cycles(raced, finishes, other or half))
         part = replace(recording, answers=tuple(recording.answers[number] for number in half))
         for which, contender in enumerate(raced):
-            if not contender.name.endswith((GRAFT, DRAWN)):
+            if contender.way.bare:
                 expected = replay(part, contender.policy, known)
                 tokens[which] += expected.tokens
                 ms[which] += expected.ms
     return [1000 * count / spent if spent else None for count, spent in zip(tokens, ms, strict=True)]
 
 
-def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[Check]:
+def over_all(checks: Sequence[Check], everywhere: Mapping[Way, float]) -> list[Check]:
     """The checks with what they tell of all prompts. How much fits into the answers of a few prompts is chance, but it
     is much the same chance for what was predicted of them: the prediction for all prompts is put right by what was
     measured over what was predicted. Grafting gains as much over its policy as it did on the few, drawing as much over
@@ -287,27 +290,27 @@ def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[C
 
     Args:
         checks: plain decoding first, each grafted one behind the same without grafting.
-        everywhere: tokens per second over all prompts, predicted, by name.
+        everywhere: tokens per second over all prompts, predicted.
     """
-    found: dict[str, Check] = {}
+    found: dict[Way, Check] = {}
     for check in checks:
-        alike = found.get("none" if check.policy.endswith(DRAWN) else check.policy.removesuffix(GRAFT))
+        alike = found.get(PLAINLY if check.way.draw else replace(check.way, graft=False))
         if check.predicted:
-            overall: float | None = everywhere[check.policy] * check.measured / check.predicted
+            overall: float | None = everywhere[check.way] * check.measured / check.predicted
         else:
             overall = alike.speed * check.measured / alike.measured if alike else None
-        found[check.policy] = replace(check, overall=overall)
+        found[check.way] = replace(check, overall=overall)
     return list(found.values())
 
 
-def _ungrafted(
+def _bare_cycles(
     raced: Sequence[Contender], finishes: Sequence[Finish], prompts: Sequence[int] | None = None
 ) -> list[TimedCycle]:
     """The cycles that a cost table speaks of, without n-grams and without drawing; of some prompts, where given."""
     return [
         cycle
         for contender, finish in zip(raced, finishes, strict=True)
-        if not contender.name.endswith((GRAFT, DRAWN))
+        if contender.way.bare
         for number, answer in enumerate(finish.answers)
         if prompts is None or number in prompts
         for cycle in answer

@@ -54,13 +54,13 @@ def tables(profile: Profile) -> list[Table]:
     fastest = profile.fastest()
     for check in sorted(profile.checks, key=lambda check: -check.speed):
         speeds.add_row(
-            check.policy,
+            str(check.way),
             "-" if check.predicted is None else f"{check.predicted:.1f}",
             f"{check.measured:.1f}",
             _difference(check.predicted, check.measured),
             f"{check.acceptance_length:.2f}",
             f"{check.speed:.1f}",
-            "chosen" if check.policy == fastest else "",
+            "chosen" if check.way == fastest else "",
         )
 
     tried = _table("EAGLE-2's tree, settings tried", "levels", "width", "nodes", "predicted", "measured", "difference")

@@ -65,7 +65,7 @@ def bench_command(
         make_report([report, *(more or [])], out)
         return
     from eyas.bench import paper
-    from eyas.bench.methods import LIKELIEST, parse_methods
+    from eyas.bench.methods import parse_methods
     from eyas.bench.questions import load_questions
 
     names = parse_methods(methods if methods is not None else ",".join(paper.METHODS) if suite else DEFAULT_METHODS)
@@ -80,8 +80,8 @@ def bench_command(
         )
     if suite and sampling.temperature != SamplingOptions.temperature:
         raise InvalidInputError("a suite sets the temperatures itself; leave out --temperature")
-    if params.greedy and not suite and (odd := [name for name in names if LIKELIEST in name]):
-        raise InvalidInputError(f"greedy answers never draw, so leave out {LIKELIEST} of {', '.join(odd)}")
+    if params.greedy and not suite and (odd := [str(name) for name in names if name.way.draw is not None]):
+        raise InvalidInputError(f"greedy answers never draw, so leave out {', '.join(odd)}")
     check_writable(out)
     asked = [replace(sampling, temperature=one) for one in paper.TEMPERATURES] if suite else [sampling]
     loaded = model.load_for(settings.draft)
@@ -90,7 +90,7 @@ def bench_command(
     parts = []
     for one in asked:
         greedy = suite and one.sampling().greedy  # where nothing is drawn, whatever was asked
-        ours = [name for name in names if LIKELIEST not in name] if greedy else names
+        ours = [name for name in names if name.way.draw is None] if greedy else names
         drafting = replace(settings, draw=None) if greedy else settings
         parts.append(prepare(ours, loaded, model, drafting, one, more_facts, chosen))
     if check_reference:

@@ -64,7 +64,7 @@ def chat_command(
             continue
         print()
         if sys.stderr.isatty():
-            report(answer, None, plan.name, params.greedy)
+            report(answer, None, plan.way, params.greedy)
         messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 

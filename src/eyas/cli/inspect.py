@@ -53,7 +53,7 @@ def inspect_command(
     if svg is not None:
         write_page(svg, to_svg(cycles))
     if html is not None:
-        facts = f"{loaded.target.info.name}, {plan.name} tree, {facts_of(answer)}"
+        facts = f"{loaded.target.info.name}, {plan.way} tree, {facts_of(answer)}"
         opening = "" if cycle else viewer.opening
         write_page(html, to_html(cycles, title=" ".join(prompt.split())[:120], facts=facts, opening=opening))
     if svg is None and html is None:

@@ -20,6 +20,7 @@ from eyas.plan import DraftSettings, Planner, load_planner
 from eyas.policies import DynamicPolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from eyas.way import Way
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -89,14 +90,14 @@ class ModelOptions:
         )
 
     def planner(
-        self, settings: DraftSettings, loaded: LoadedTarget, *, greedy: bool, policies: Sequence[str] | None = None
+        self, settings: DraftSettings, loaded: LoadedTarget, *, greedy: bool, ways: Sequence[Way] | None = None
     ) -> Planner:
         """Load the drafter, and the profile if there is one; see ``eyas.plan.load_planner``."""
         return load_planner(
             settings,
             loaded,
             greedy=greedy,
-            policies=policies,
+            ways=ways,
             threads=self.threads,
             device=self.device,
             notice=notice,

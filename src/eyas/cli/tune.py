@@ -172,13 +172,14 @@ def show(profile: Profile) -> None:
     from rich.console import Console
 
     from eyas.bench.tuning import tables
+    from eyas.way import PLAINLY
 
     console = Console(highlight=False)
     for table in tables(profile):
         console.print(table)
-    speeds = {check.policy: check.speed for check in profile.checks}
+    speeds = {check.way: check.speed for check in profile.checks}
     fastest = profile.fastest()
-    if fastest == "none":
+    if not fastest.drafts:
         console.print("Drafting does not pay here: --policy auto decodes plainly.")
     else:
-        console.print(f"--policy auto is {fastest}: {speeds[fastest] / speeds['none']:.2f} times plain decoding.")
+        console.print(f"--policy auto is {fastest}: {speeds[fastest] / speeds[PLAINLY]:.2f} times plain decoding.")
