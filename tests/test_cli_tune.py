@@ -14,7 +14,8 @@ from eyas.cli import main
 from eyas.cli.tune import make_effort, show
 from eyas.errors import InvalidInputError
 from eyas.plan import profile_key
-from eyas.profile import Profile, read_profile
+from eyas.profile import Profile
+from eyas.profile_files import read_profile
 from eyas.replay import GridPoint
 from support.profiles import made_up_profile
 from support.table_cli import load_table, use_table

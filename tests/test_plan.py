@@ -19,7 +19,9 @@ from eyas.generate import Session, generate
 from eyas.plan import CHOICES, MEASURED, PLAIN, DraftSettings, Planner, profile_key, read_template
 from eyas.policies import DynamicPolicy, StaticPolicy
 from eyas.policies.gate import Gate
-from eyas.profile import DrawnTree, Profile, profile_path, save_profile
+from eyas.profile import DrawnTree, Profile
+from eyas.profile_files import profile_path, save_profile
+from eyas.profile_policies import budgeted_policy, sequoia_policy
 from eyas.stopping import StopParams
 from eyas.way import Way
 from support.profiles import COSTS, made_up_profile
@@ -63,7 +65,7 @@ def test_with_one_it_is_the_fastest(fastest: str) -> None:
         return
     assert plan.gate == Gate(COSTS)
     assert isinstance(plan.drafter, GraftedDrafter) == plan.way.graft
-    wanted = {"dynamic": DynamicPolicy(2, 3, 5), "sequoia": known.sequoia(), "budgeted": known.budgeted()}
+    wanted = {"dynamic": DynamicPolicy(2, 3, 5), "sequoia": sequoia_policy(known), "budgeted": budgeted_policy(known)}
     assert plan.policy == wanted[plan.way.policy]
 
 
@@ -126,7 +128,7 @@ def test_named_policies_are_taken_as_they_are() -> None:
     assert isinstance(small, StaticPolicy)
     assert small.num_draft_tokens == 3
     bound = planner(DraftSettings(policy="budgeted", num_draft_tokens=3, num_steps=2), known).plan().policy
-    assert bound == replace(known.budgeted(), num_draft_tokens=3, num_steps=2)
+    assert bound == replace(budgeted_policy(known), num_draft_tokens=3, num_steps=2)
     for name in MEASURED:
         with pytest.raises(InvalidInputError, match=f"{name} needs measurements"):
             planner(DraftSettings(policy=name)).plan()

@@ -20,16 +20,9 @@ from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, g
 from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
-from eyas.profile import (
-    Check,
-    Profile,
-    ProfileKey,
-    load_profile,
-    machine_name,
-    profile_path,
-    read_profile,
-    save_profile,
-)
+from eyas.profile import Check, Profile, ProfileKey
+from eyas.profile_files import load_profile, profile_path, read_profile, save_profile
+from eyas.profile_policies import budgeted_policy, dynamic_policy, fastest_way, sequoia_policy
 from eyas.replay import Recording, record, replay, walks
 from eyas.sampling import SamplingParams, log_softmax
 from eyas.stopping import StopParams
@@ -218,10 +211,12 @@ def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(re
     profile = chosen(recording, COSTS, make_key(target, "f"))
     assert profile.best is not None
     assert profile.best.rate == max(point.rate for point in profile.grid)
-    budgeted = replay(recording, profile.budgeted(), COSTS).rate
+    budgeted = replay(recording, budgeted_policy(profile), COSTS).rate
     assert budgeted > profile.best.rate
-    assert profile.sequoia() is not None
-    assert profile.dynamic() == DynamicPolicy(profile.best.num_steps, profile.best.topk, profile.best.num_draft_tokens)
+    assert sequoia_policy(profile) is not None
+    assert dynamic_policy(profile) == DynamicPolicy(
+        profile.best.num_steps, profile.best.topk, profile.best.num_draft_tokens
+    )
 
 
 def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
@@ -230,11 +225,11 @@ def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
     profile = chosen(recording, dear, make_key(target, "f"))
     assert profile.best is None
     assert profile.template == ()
-    assert profile.dynamic() is None
-    assert profile.sequoia() is None
-    assert not profile.budgeted().drafts
+    assert dynamic_policy(profile) is None
+    assert sequoia_policy(profile) is None
+    assert not budgeted_policy(profile).drafts
     assert profile.rate == pytest.approx(1 / dear.plain_ms)
-    assert settle(recording, profile.budgeted()) == pytest.approx(1 / dear.plain_ms)
+    assert settle(recording, budgeted_policy(profile)) == pytest.approx(1 / dear.plain_ms)
 
 
 # --- a machine whose prices are known ---
@@ -349,8 +344,8 @@ def test_the_tuner_finds_the_prices_and_predicts_the_speeds(tmp_path: Path) -> N
             assert check.measured == pytest.approx(check.predicted, rel=0.01)
     speeds = {check.way: check.measured for check in profile.checks}
     assert speeds[Way("budgeted")] >= speeds[Way("dynamic")] > speeds[PLAINLY]
-    assert speeds[profile.fastest()] == max(speeds.values())
-    assert profile.fastest(graft=False) == Way("budgeted")
+    assert speeds[fastest_way(profile)] == max(speeds.values())
+    assert fastest_way(profile, graft=False) == Way("budgeted")
     tried = [point for point in profile.grid if point.measured is not None]
     assert {point.num_steps for point in tried} == {1, 2, 3, 4}
     for point in tried:
@@ -388,12 +383,12 @@ def test_the_tuner_tries_drawn_trees_where_answers_are_sampled(tmp_path: Path) -
     key = make_key(target, "abc", threads=2)
     sampled = SamplingParams(temperature=1.0, seed=0)
     profile = tune(target, DrawingDrafter(target), PROMPTS, key, params=sampled, effort=EFFORT, clock=machine)
-    assert profile.fastest() == Way("dynamic", draw=True)
+    assert fastest_way(profile) == Way("dynamic", draw=True)
     assert sorted((t.num_steps, t.topk, t.num_draft_tokens) for t in profile.drawn) == sorted(drawn_trees(EFFORT))
     (check,) = [check for check in profile.checks if check.way.draw]
     assert check.predicted is None
     assert check.acceptance_length == profile.drawn[0].acceptance_length > 3
-    assert profile.fastest(draw=False) != Way("dynamic", draw=True)
+    assert fastest_way(profile, draw=False) != Way("dynamic", draw=True)
     assert read_profile(save_profile(profile, tmp_path / "p.json")) == profile
     with pytest.raises(InvalidInputError, match="its tree is missing"):
         Profile.from_dict({**profile.as_dict(), "drawn": []})
@@ -470,7 +465,7 @@ def test_the_tuned_policy_answers_the_same() -> None:
     target = PricedTarget(machine, overhead_ms=0.4)
     drafter = PricedDrafter(target)
     profile = tune(target, drafter, PROMPTS, make_key(target, "abc"), effort=EFFORT, clock=machine)
-    for policy in (profile.budgeted(), profile.dynamic(), profile.sequoia()):
+    for policy in (budgeted_policy(profile), dynamic_policy(profile), sequoia_policy(profile)):
         answers = []
         for each in (drafter, None):
             steps = generate(Session(target, each), [4, 2], policy=policy, stop=StopParams(max_tokens=40))
@@ -622,4 +617,3 @@ def test_names_are_safe_for_files(profile: Profile) -> None:
     key = replace(profile.key, drafter="../../etc/x y")
     assert profile_path(key).parent == profile_path(profile.key).parent
     assert profile_path(replace(profile.key, sampled=True)) != profile_path(profile.key)
-    assert machine_name()

@@ -24,7 +24,16 @@ from eyas.forecast import estimated_profile, read_forecast
 from eyas.policies import POLICIES, DynamicPolicy, StaticPolicy, TreePolicy, make_policy
 from eyas.policies.gate import Gate
 from eyas.policies.sequoia import sequoia
-from eyas.profile import Profile, ProfileKey, load_profile
+from eyas.profile import Profile, ProfileKey
+from eyas.profile_files import load_profile
+from eyas.profile_policies import (
+    budgeted_policy,
+    drawn_policy,
+    dynamic_policy,
+    fastest_way,
+    ngram_drafter,
+    sequoia_policy,
+)
 from eyas.targets.base import Target
 from eyas.way import PLAINLY, Way
 
@@ -171,14 +180,14 @@ class Planner:
             if not fastest.drafts:
                 return PLAIN
             if fastest.draw:
-                drawn = self.profile.dynamic_drawn() if self.profile else None
+                drawn = drawn_policy(self.profile) if self.profile else None
                 assert drawn is not None
                 return DraftPlan(fastest, self.drafter, drawn, gate)
             graft = fastest.graft or graft
             name = fastest.policy
         policy = self._policy(name)
         if graft:
-            ngram = self.profile.ngram() if self.profile else NgramDrafter()
+            ngram = ngram_drafter(self.profile) if self.profile else NgramDrafter()
             return DraftPlan(Way(name, graft=True), GraftedDrafter(self.drafter, ngram), policy, gate, draw=False)
         if draw is None:  # what was measured was measured of the likeliest
             by_measurement = way.policy == "auto" and self.profile is not None and not self.settings.budget
@@ -197,8 +206,8 @@ class Planner:
             return Way("dynamic")
         checks = self.profile.checks
         if graft and checks and not any(check.way.graft for check in checks):
-            return self.profile.fastest(False)
-        return self.profile.fastest(graft, draw=draw)
+            return fastest_way(self.profile, False)
+        return fastest_way(self.profile, graft, draw=draw)
 
     def _policy(self, name: str) -> TreePolicy:
         budget, profile = self.settings.budget, self.profile
@@ -209,17 +218,17 @@ class Planner:
             )
         if name == "budgeted":
             assert profile is not None
-            return replace(profile.budgeted(), **budget)
+            return replace(budgeted_policy(profile), **budget)
         if name == "sequoia":
             assert profile is not None
-            fixed = profile.sequoia()
+            fixed = sequoia_policy(profile)
             if fixed is not None and not budget:
                 return fixed
             bounds = {"num_draft_tokens": DynamicPolicy.num_draft_tokens, **budget}
             return sequoia(profile.acceptance, **bounds)
         if name == "static" and self.settings.template is not None:
             return read_template(self.settings.template)
-        best = profile.dynamic() if profile and self.settings.policy == "auto" and not budget else None
+        best = dynamic_policy(profile) if profile and self.settings.policy == "auto" and not budget else None
         if name == "dynamic" and best is not None:
             return best
         usual = {key: getattr(DynamicPolicy, key) for key in LIMITS}
@@ -249,8 +258,8 @@ def load_planner(
         notice: told in one line why a profile is not used, or that a head was trained for other weights.
 
     Raises:
-        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``; also
-            greedy answers that are to draw.
+        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile_files.load_profile``;
+            also greedy answers that are to draw.
     """
     from eyas.loading import head_directory, head_notice, load_drafter
 

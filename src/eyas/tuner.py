@@ -20,6 +20,7 @@ from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
 from eyas.profile import Check, DrawnTree, Profile, ProfileKey
+from eyas.profile_policies import budgeted_policy, dynamic_policy, ngram_drafter, sequoia_policy
 from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
@@ -303,14 +304,14 @@ def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
     """Everything ``--policy auto`` can choose from: plain decoding, and each policy that is predicted to beat it, with
     the drafter alone and with n-grams grafted onto it."""
     policies: dict[str, TreePolicy | None] = {
-        "budgeted": profile.budgeted(),
-        "dynamic": profile.dynamic(),
-        "sequoia": profile.sequoia(),
+        "budgeted": budgeted_policy(profile),
+        "dynamic": dynamic_policy(profile),
+        "sequoia": sequoia_policy(profile),
     }
     found = [Contender(PLAINLY)]
     found += [Contender(Way(name), drafter, policy) for name, policy in policies.items() if policy is not None]
     if not isinstance(drafter, NgramDrafter):
-        grafted = GraftedDrafter(drafter, profile.ngram())
+        grafted = GraftedDrafter(drafter, ngram_drafter(profile))
         found += [
             Contender(replace(each.way, graft=True), grafted, each.policy) for each in found if each.policy is not None
         ]

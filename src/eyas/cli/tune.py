@@ -79,7 +79,7 @@ def tune_command(
         if not os.access(head, os.W_OK):
             raise InvalidInputError(f"--save cannot write into {head}; copy the head, and name the copy with --draft")
     profile = measure(model, draft, prompts, limit, temperature, measured)
-    from eyas.profile import save_profile
+    from eyas.profile_files import save_profile
 
     path = save_profile(profile, out)
     if head is not None:
@@ -172,13 +172,14 @@ def show(profile: Profile) -> None:
     from rich.console import Console
 
     from eyas.bench.tuning import tables
+    from eyas.profile_policies import fastest_way
     from eyas.way import PLAINLY
 
     console = Console(highlight=False)
     for table in tables(profile):
         console.print(table)
     speeds = {check.way: check.speed for check in profile.checks}
-    fastest = profile.fastest()
+    fastest = fastest_way(profile)
     if not fastest.drafts:
         console.print("Drafting does not pay here: --policy auto decodes plainly.")
     else:
