@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eyas.bench.intervals import acceptance_length_interval, speedup_interval
-from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, method_plan, parse_methods
+from eyas.bench.methods import ABLATIONS, METHODS, EyasMethod, MethodName, method_plan, parse_methods
 from eyas.bench.plots import comparison_plots, draw, run_plots, write_svgs
 from eyas.bench.questions import Question, load_questions
 from eyas.bench.report import sections, to_html, to_markdown
 from eyas.bench.results import joined, load_runs, suite
 from eyas.bench.run import Bench, BenchSettings, write_json
 from eyas.bench.summary import question_speedups, summarise
+from eyas.drafters.base import Drafter
 from eyas.drafters.grafted import GraftedDrafter
 from eyas.errors import CheckpointError, EyasError, InvalidInputError
 from eyas.metrics import PHASES
-from eyas.plan import MEASURED, PLAIN, DraftSettings, Planner
+from eyas.plan import MEASURED, PLAIN, DraftPlan, DraftSettings, Planner
 from eyas.policies import DynamicPolicy
 from eyas.profile import ProfileKey
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from eyas.way import PLAINLY, Way
 from support.profiles import made_up_profile
 from support.table_cli import load_table
 
@@ -42,7 +44,7 @@ def make_bench(names: str = "none,chain,static,dynamic", temperature: float = 0.
     key = ProfileKey.of(loaded.target.info, "", ("scripted", ""))
     planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter, made_up_profile(key))
     methods = [
-        EyasMethod(name, loaded.target, loaded.tokenizer, params, method_plan(name, planner))
+        EyasMethod(str(name), loaded.target, loaded.tokenizer, params, method_plan(name, planner))
         for name in parse_methods(names)
     ]
     stop = StopParams(max_tokens=20)
@@ -109,38 +111,48 @@ def test_question_files_that_cannot_be_read(tmp_path: Path) -> None:
 # --- methods ---------------------------------------------------------------------------------------------------
 
 
-def test_methods_have_their_policies() -> None:
+def plans() -> tuple[Drafter, Callable[[str], DraftPlan]]:
+    """A drafter, and how methods draft with it, by name."""
     loaded, drafter = load_table()
     planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter)
-    assert method_plan("none", planner) == PLAIN
-    assert method_plan("dynamic", planner).policy == DynamicPolicy(3, 3, 6)
-    assert method_plan("dynamic-no-value", planner).policy == DynamicPolicy(3, 3, 6, value=False)
-    assert method_plan("dynamic-neither", planner).policy == DynamicPolicy(3, 3, 6, value=False, rerank=False)
+    return drafter, lambda name: method_plan(MethodName.parse(name), planner)
+
+
+def test_methods_have_their_policies() -> None:
+    drafter, plan = plans()
+    assert plan("none") == PLAIN
+    assert plan("dynamic").policy == DynamicPolicy(3, 3, 6)
+    assert plan("dynamic-no-value").policy == DynamicPolicy(3, 3, 6, value=False)
+    assert plan("dynamic-neither").policy == DynamicPolicy(3, 3, 6, value=False, rerank=False)
     for name in METHODS[1:]:
         if name not in MEASURED:
-            assert method_plan(name, planner).policy.num_draft_tokens <= 6
-            assert method_plan(name, planner).drafter is drafter
-            grafted = method_plan(name + "+graft", planner)
+            assert plan(name).policy.num_draft_tokens <= 6
+            assert plan(name).drafter is drafter
+            grafted = plan(name + "+graft")
             assert isinstance(grafted.drafter, GraftedDrafter)
-            assert grafted.policy == method_plan(name, planner).policy
+            assert grafted.policy == plan(name).policy
     for name in MEASURED:
         with pytest.raises(InvalidInputError, match="eyas tune"):
-            method_plan(name, planner)
-    assert parse_methods(" none, dynamic+graft ") == ["none", "dynamic+graft"]
+            plan(name)
+    assert parse_methods(" none, dynamic+graft ") == [MethodName(PLAINLY), MethodName(Way("dynamic", graft=True))]
     assert set(ABLATIONS) < set(METHODS)
 
 
 def test_methods_may_have_a_budget_of_their_own() -> None:
-    loaded, drafter = load_table()
-    planner = Planner(DraftSettings(**BUDGET), loaded.target, drafter)
-    assert method_plan("dynamic@20", planner).policy == DynamicPolicy(3, 3, 20)
-    assert method_plan("static@4", planner).policy.num_draft_tokens == 4
-    assert method_plan("dynamic-no-value@20", planner).policy == DynamicPolicy(3, 3, 20, value=False)
-    grafted = method_plan("dynamic@20+graft", planner)
+    _, plan = plans()
+    assert plan("dynamic@20").policy == DynamicPolicy(3, 3, 20)
+    assert plan("static@4").policy.num_draft_tokens == 4
+    assert plan("dynamic-no-value@20").policy == DynamicPolicy(3, 3, 20, value=False)
+    grafted = plan("dynamic@20+graft")
     assert isinstance(grafted.drafter, GraftedDrafter) and grafted.policy.num_draft_tokens == 20
     for name in ("dynamic@0", "dynamic@9999"):
         with pytest.raises(InvalidInputError, match="num_draft_tokens must be"):
             parse_methods(name)
+
+
+def test_a_methods_name_is_printed_as_it_was_read() -> None:
+    for name in (*METHODS, "dynamic@20", "static@4+graft", "dynamic-neither@3+likeliest", "auto+likeliest+graft"):
+        assert str(MethodName.parse(name)) == name
 
 
 @pytest.mark.parametrize(
@@ -151,7 +163,9 @@ def test_bad_method_lists(names: str) -> None:
         parse_methods(names)
 
 
-@pytest.mark.parametrize("name", ["none+graft", "none@4", "dynamic+x", "dynamic@", "dynamic@x", "dynamic@3@4", "@3"])
+@pytest.mark.parametrize(
+    "name", ["none+graft", "none@4", "dynamic+x", "dynamic@", "dynamic@x", "dynamic@3@4", "@3", "dynamic+drawn"]
+)
 def test_bad_variants(name: str) -> None:
     with pytest.raises(InvalidInputError, match="unknown method"):
         parse_methods(name)

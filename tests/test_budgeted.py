@@ -21,6 +21,7 @@ from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.tree import Ints
+from support.answers import answer, assert_same_distribution, exact_answers
 from support.drafters import Script, ScriptedDrafter, dial, mixed, oracle
 from support.tiny import TableTarget
 
@@ -165,17 +166,19 @@ def test_answers_stay_the_same(script: Script, rate: float | None) -> None:
     target = TableTarget(8, seed=5, max_positions=80)
     drafter = ScriptedDrafter(target.ranking, script, first_token=1)
     policy = BudgetedPolicy(COSTS, RATES, num_steps=4, topk=3, num_draft_tokens=12, rate=rate)
-    for params in (SamplingParams(), SamplingParams(temperature=1.0, seed=4)):
+    ours = answer(target, [1, 2], drafter, policy=policy, max_tokens=40)
+    assert ours.tokens == answer(target, [1, 2], max_tokens=40).tokens
+    assert ours.steps[-1].stats.draft_tokens > 0
 
-        def answer(drafter: ScriptedDrafter | None, params: SamplingParams = params) -> list[int]:
-            session = Session(target, drafter)
-            steps = generate(session, [1, 2], policy=policy, params=params, stop=StopParams(max_tokens=40))
-            return [token for step in steps for token in step.tokens]
 
-        if params.greedy:
-            assert answer(drafter) == answer(None)
-        else:
-            assert len(answer(drafter)) == 40
+@pytest.mark.parametrize("script", [oracle, dial(0.6), mixed(0, 1, 2)])
+@pytest.mark.parametrize("rate", [None, 0.1, 0.4])
+def test_sampled_answers_keep_their_distribution(script: Script, rate: float | None) -> None:
+    target = TableTarget(3, seed=3, eos_token_ids=(2,))
+    policy = BudgetedPolicy(COSTS, RATES, num_steps=2, topk=2, num_draft_tokens=4, rate=rate)
+    params = SamplingParams(temperature=1.0)
+    plain = exact_answers(target, None, policy, params, max_tokens=4)
+    assert_same_distribution(exact_answers(target, script, policy, params, max_tokens=4), plain)
 
 
 def test_refusing_to_draft_is_plain_decoding() -> None:

@@ -193,7 +193,7 @@ def test_the_command_measures_alone(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--draft", "none"], "plain decoding"),
+        (["--draft", "none"], "only a head has a confidence"),
         (["--policy", "chain"], "dynamic"),
         (["--save", "--measure-only"], "--save"),
         (["--report", "nowhere.json"], "cannot read"),

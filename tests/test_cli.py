@@ -21,7 +21,7 @@ from typer import Option
 from eyas.cli import main
 from eyas.cli.data import AnswerOptions, SynthesisOptions
 from eyas.cli.interrupt import deferred_interrupt
-from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, drafter_for, spread
 from eyas.cli.train import TrainOptions
 from eyas.errors import InvalidInputError
 from eyas.generate import Session
@@ -34,7 +34,7 @@ from eyas.train.answer import AnswerSettings
 from eyas.train.recipes.eagle3 import Eagle3Recipe
 from eyas.train.settings import TrainSettings
 from eyas.train.synthesize import SynthesisSettings
-from support.table_cli import use_table
+from support.table_cli import load_table, use_table
 
 QUESTION = "w9 w10"
 
@@ -296,6 +296,61 @@ def test_usage_mistakes_exit_with_2(eyas: Runner, arguments: list[str]) -> None:
     ran = eyas(*arguments)
     assert ran.code == 2
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("draft", ["eagle2", "eagle3"])
+@pytest.mark.parametrize("command", ["generate", "chat", "inspect", "bench", "tune", "calibrate", "profile"])
+def test_a_head_shipped_for_another_target_is_refused_before_anything_is_loaded(
+    eyas: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, draft: str
+) -> None:
+    for loader in ("eyas.loading.load_target", "eyas.models.load_source"):
+        monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("loaded"))
+    words = {"generate": [QUESTION], "inspect": [QUESTION], "bench": [str(questions(tmp_path))]}
+    ran = eyas(command, *words.get(command, []), "--target", "other/model", "--draft", draft)
+    assert ran.code == 2
+    assert ran.err.startswith("eyas: no draft head is shipped for other/model; name one (--draft DIRECTORY)")
+
+
+@pytest.mark.parametrize("target", [None, "default", "SmolLM2-135M-Instruct"])
+def test_the_default_drafter_of_the_default_model_is_its_head(
+    capsys: pytest.CaptureFixture[str], target: str | None
+) -> None:
+    assert drafter_for(target, "default") == "default"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram", "some/head", "model.gguf"])
+def test_drafters_that_are_not_shipped_are_anybodys(capsys: pytest.CaptureFixture[str], draft: str) -> None:
+    assert drafter_for("other/model", draft) == draft
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "inspect", "bench"])
+def test_the_default_drafter_of_other_models_is_the_n_grams(
+    eyas: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    asked: list[str] = []
+    _, drafter = load_table()
+    monkeypatch.setattr("eyas.loading.load_drafter", lambda name, _: asked.append(name) or drafter)
+    words = {"generate": [QUESTION], "inspect": [QUESTION], "bench": [str(questions(tmp_path))]}
+    ran = eyas(command, *words.get(command, []), "--target", "other/model", "--policy", "dynamic")
+    assert ran.code == 0, ran.err
+    assert ran.err.count("eyas: no draft head is shipped for other/model: what the text repeats drafts") == 1
+    assert asked == ["ngram"]
+
+
+def test_commands_about_heads_say_that_other_models_have_none_shipped(
+    eyas: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notice = "eyas: no draft head is shipped for other/model: what the text repeats drafts (--draft ngram)\n"
+    ran = eyas("calibrate", str(questions(tmp_path)), "--target", "other/model")
+    assert ran.code == 2
+    assert ran.err == f"{notice}eyas: only a head has a confidence to calibrate, got --draft ngram\n"
+    heads: list[str | None] = []
+    monkeypatch.setattr("eyas.models.load_source", lambda *_: None)
+    monkeypatch.setattr("eyas.bench.profile.profile", lambda *_, draft, **__: heads.append(draft) or {})
+    ran = eyas("profile", "--target", "other/model", "--json")
+    assert (ran.code, ran.err, heads) == (0, notice, [None])
 
 
 def test_bugs_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,7 +647,7 @@ def test_options_agree_with_what_they_set() -> None:
     assert get_args(get_args(get_type_hints(ModelOptions, include_extras=True)["engine"])[0]) == ENGINES
     policies = get_args(get_args(get_type_hints(DraftOptions, include_extras=True)["policy"])[0])
     assert policies == CHOICES
-    assert DraftOptions().settings() == DraftSettings()
+    assert DraftOptions().settings(None) == DraftSettings()
     assert SamplingOptions().sampling() == SamplingParams()
     assert SamplingOptions(max_tokens=7).stopping() == StopParams(max_tokens=7)
 

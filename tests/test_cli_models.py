@@ -79,6 +79,24 @@ def test_a_trained_head_drafts_and_changes_nothing(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_without_a_word_about_drafting_n_grams_serve_any_model(
+    capsys: pytest.CaptureFixture[str], model: Path, engine: str
+) -> None:
+    common = ("--target", str(model), "--engine", engine, "--dtype", "float32", "--threads", "1")
+    ask = ("generate", "w9 w10 w9 w10 w9", "--json", "--compare", *FAST, *common)
+    capsys.readouterr()
+    assert code(*ask) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert captured.err == (
+        f"eyas: no draft head is shipped for {model}: what the text repeats drafts (--draft ngram)\n"
+    )
+    assert result["identical"] is True
+    assert result["stats"]["draft_tokens"] > 0
+    assert result["token_ids"] == run_json(capsys, *ask, "--draft", "ngram")["token_ids"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_tuned_head_changes_nothing_and_is_known_by_its_weights(
     capsys: pytest.CaptureFixture[str],
     model: Path,

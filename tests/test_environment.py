@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.environment import command_line, portable
+from eyas.environment import command_line, machine, machine_name, portable
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ from eyas.environment import command_line, portable
 )
 def test_absolute_paths_lose_their_directories(word: str, wanted: str) -> None:
     assert portable(word) == wanted
+
+
+def test_a_machine_is_named_by_its_processor_and_cores() -> None:
+    name = machine_name()
+    assert name.startswith(f"{machine()['cpu']} x")
+    assert machine_name("mps") == f"{name}, mps"
 
 
 def test_the_command_can_be_given_again() -> None:

@@ -17,8 +17,11 @@ from eyas.costs import CostTable
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.forecast import FORECAST, Forecast, Load, costs_path, estimated_profile, read_forecast
 from eyas.plan import profile_key
-from eyas.profile import DrawnTree, profile_path, save_profile
+from eyas.profile import DrawnTree
+from eyas.profile_files import profile_path, save_profile
+from eyas.profile_policies import fastest_way
 from eyas.timing import measure_costs
+from eyas.way import PLAINLY, Way
 from support.profiles import COSTS, made_up_profile
 from support.table_cli import load_table
 
@@ -99,13 +102,13 @@ def test_a_damaged_one_is_named(text: str, tmp_path: Path) -> None:
 
 def test_prices_decide() -> None:
     greedy = FORECAST_HERE.profile(KEY, COSTS)
-    assert greedy.fastest() == "budgeted+graft"
-    assert greedy.fastest(False) == "budgeted"
+    assert fastest_way(greedy) == Way("budgeted", graft=True)
+    assert fastest_way(greedy, False) == Way("budgeted")
     assert greedy.rate > 1 / COSTS.plain_ms
     assert greedy.template
     assert Forecast.of(greedy) == FORECAST_HERE
     poor = replace(FORECAST_HERE, acceptance=((0.02, 0.01, 0.01),) * 3).profile(KEY, DEAR)
-    assert poor.fastest() == "none"
+    assert fastest_way(poor) == PLAINLY
     assert poor.rate == 1 / DEAR.plain_ms
     assert poor.template == ()
 
@@ -114,9 +117,9 @@ def test_drawn_trees_are_ordered_by_what_they_bring_here() -> None:
     sampled = replace(FORECAST_HERE, drawn=(SMALL, LARGE))
     flat = sampled.profile(KEY, COSTS)
     assert flat.drawn == (LARGE, SMALL)
-    assert flat.fastest() == "dynamic+drawn"
-    assert flat.fastest(draw=False) == "budgeted+graft"
-    assert flat.fastest(graft=True) == "budgeted+graft"
+    assert fastest_way(flat) == Way("dynamic", draw=True)
+    assert fastest_way(flat, draw=False) == Way("budgeted", graft=True)
+    assert fastest_way(flat, graft=True) == Way("budgeted", graft=True)
     assert sampled.profile(KEY, STEEP).drawn == (SMALL,)  # 2.8 tokens do not pay for 13 rows
     assert sampled.profile(KEY, DEAR).drawn == ()
     expanded = (1, 4, 4, 4, 4)

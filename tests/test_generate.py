@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -20,9 +19,8 @@ from eyas.policies import DynamicPolicy, StaticPolicy, TreePolicy
 from eyas.sampling import LogitsProcessor, Sampler, SamplingParams, log_softmax
 from eyas.targets.base import Features, Target
 from eyas.tree import Floats
-from support.answers import Answered, answer, scripted
+from support.answers import Answered, answer, assert_same_distribution, exact_answers, scripted
 from support.drafters import Script, ScriptedDrafter, ScriptedSession, anti_oracle, dial, mixed, oracle
-from support.exhaustive import distribution
 from support.tiny import TableTarget, greedy_ranking, tiny_llama, tiny_native
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
@@ -366,23 +364,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.8, "presence_penalty": -0.5},
     {"temperature": 1.0, "logit_bias": {0: 1.5, 1: -2.0}},
 ]
-
-
-def exact_answers(
-    target: TableTarget, script: Script | None, policy: TreePolicy, params: SamplingParams, **options: Any
-) -> dict[tuple[int, ...], Fraction]:
-    """Every answer the loop can give, with its exact probability."""
-    prompt = [1, 0]
-    drafter = scripted(target, script, prompt) if script else None
-    return distribution(
-        lambda rng: tuple(answer(target, prompt, drafter, policy=policy, params=params, rng=rng, **options).tokens)
-    )
-
-
-def assert_same_distribution(ours: dict[tuple[int, ...], Fraction], plain: dict[tuple[int, ...], Fraction]) -> None:
-    assert ours.keys() == plain.keys()
-    for tokens, chance in plain.items():
-        assert float(ours[tokens]) == pytest.approx(float(chance), rel=1e-6)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

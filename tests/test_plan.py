@@ -19,8 +19,11 @@ from eyas.generate import Session, generate
 from eyas.plan import CHOICES, MEASURED, PLAIN, DraftSettings, Planner, profile_key, read_template
 from eyas.policies import DynamicPolicy, StaticPolicy
 from eyas.policies.gate import Gate
-from eyas.profile import DrawnTree, Profile, profile_path, save_profile
+from eyas.profile import DrawnTree, Profile
+from eyas.profile_files import profile_path, save_profile
+from eyas.profile_policies import budgeted_policy, sequoia_policy
 from eyas.stopping import StopParams
+from eyas.way import Way
 from support.profiles import COSTS, made_up_profile
 from support.table_cli import load_table, use_table
 from support.tiny import TableTarget
@@ -42,7 +45,7 @@ def planner(settings: DraftSettings | None = None, known: Profile | None = None,
 
 def test_without_a_profile_it_is_eagle2_behind_a_gate_of_typical_costs() -> None:
     plan = planner().plan()
-    assert (plan.name, plan.drafter, plan.policy) == ("dynamic", DRAFTER, DynamicPolicy())
+    assert (plan.way, plan.drafter, plan.policy) == (Way("dynamic"), DRAFTER, DynamicPolicy())
     assert plan.gate is not None
     head, ngram = plan.gate.costs, planner(drafter=NgramDrafter()).costs
     assert head.verify_ms == ngram.verify_ms
@@ -56,25 +59,25 @@ def test_with_one_it_is_the_fastest(fastest: str) -> None:
     speeds = dict.fromkeys(("none", "dynamic", "sequoia", "budgeted", "budgeted_graft"), 100.0)
     known = profile(**speeds | {fastest.replace("+", "_"): 120.0})
     plan = planner(known=known).plan()
-    assert plan.name == fastest
+    assert str(plan.way) == fastest
     if fastest == "none":
         assert plan == PLAIN
         return
     assert plan.gate == Gate(COSTS)
-    assert isinstance(plan.drafter, GraftedDrafter) == fastest.endswith("+graft")
-    wanted = {"dynamic": DynamicPolicy(2, 3, 5), "sequoia": known.sequoia(), "budgeted": known.budgeted()}
-    assert plan.policy == wanted[fastest.removesuffix("+graft")]
+    assert isinstance(plan.drafter, GraftedDrafter) == plan.way.graft
+    wanted = {"dynamic": DynamicPolicy(2, 3, 5), "sequoia": sequoia_policy(known), "budgeted": budgeted_policy(known)}
+    assert plan.policy == wanted[plan.way.policy]
 
 
 def test_grafting_can_be_asked_for_and_refused() -> None:
     known = profile(none=100, dynamic=110, budgeted=130, budgeted_graft=120, dynamic_graft=140)
-    assert planner(known=known).plan().name == "dynamic+graft"
-    assert planner(DraftSettings(graft=False), known).plan().name == "budgeted"
+    assert planner(known=known).plan().way == Way("dynamic", graft=True)
+    assert planner(DraftSettings(graft=False), known).plan().way == Way("budgeted")
     plan = planner(DraftSettings(graft=True), profile(none=100, dynamic=110)).plan()
-    assert plan.name == "dynamic+graft"
+    assert plan.way == Way("dynamic", graft=True)
     assert isinstance(plan.drafter, GraftedDrafter)
     assert plan.drafter.ngram == NgramDrafter(hit_rates=(0.3, 0.6))  # at its measured price
-    assert planner(DraftSettings(graft=True)).plan().name == "dynamic+graft"
+    assert planner(DraftSettings(graft=True)).plan().way == Way("dynamic", graft=True)
     # Asked for where nothing pays: still nothing.
     assert planner(DraftSettings(graft=True), profile(none=150, dynamic=110, dynamic_graft=120)).plan() == PLAIN
 
@@ -84,12 +87,12 @@ def test_drawing_is_what_was_measured_or_asked_for() -> None:
     assert not planner(DraftSettings(draw=False)).plan().draw
     known = replace(profile(none=100, dynamic=110, budgeted=130, dynamic_drawn=140), drawn=(DrawnTree(3, 2, 4, 2.5),))
     plan = planner(known=known).plan()
-    assert (plan.name, plan.policy, plan.draw) == ("dynamic+drawn", DynamicPolicy(3, 2, 4), True)
+    assert (plan.way, plan.policy, plan.draw) == (Way("dynamic", draw=True), DynamicPolicy(3, 2, 4), True)
     chosen = planner(DraftSettings(draw=False), known).plan()
-    assert (chosen.name, chosen.draw) == ("budgeted", False)
+    assert (chosen.way, chosen.draw) == (Way("budgeted"), False)
     slow = replace(profile(none=100, dynamic=150, budgeted=130, dynamic_drawn=140), drawn=(DrawnTree(3, 2, 4, 2.5),))
     assert not planner(known=slow).plan().draw  # its tree was chosen by what the likeliest brought
-    assert planner(DraftSettings(draw=True), slow).plan().name == "dynamic+drawn"
+    assert planner(DraftSettings(draw=True), slow).plan().way == Way("dynamic", draw=True)
     assert planner(DraftSettings(policy="dynamic"), slow).plan().draw
     assert not planner(DraftSettings(policy="sequoia"), slow).plan().draw
     assert planner(DraftSettings(policy="sequoia", draw=True), slow).plan().draw
@@ -97,11 +100,11 @@ def test_drawing_is_what_was_measured_or_asked_for() -> None:
 
 
 def test_unmeasured_profiles_are_trusted_for_their_predictions() -> None:
-    assert planner(known=profile()).plan().name == "budgeted+graft"
-    assert planner(DraftSettings(graft=False), profile()).plan().name == "budgeted"
-    assert planner(known=replace(profile(), hit_rates=())).plan().name == "budgeted"
+    assert planner(known=profile()).plan().way == Way("budgeted", graft=True)
+    assert planner(DraftSettings(graft=False), profile()).plan().way == Way("budgeted")
+    assert planner(known=replace(profile(), hit_rates=())).plan().way == Way("budgeted")
     drawn = planner(known=replace(profile(), drawn=(DrawnTree(3, 2, 4, 2.5), DrawnTree(2, 1, 2, 2.0)))).plan()
-    assert (drawn.name, drawn.policy, drawn.draw) == ("dynamic+drawn", DynamicPolicy(3, 2, 4), True)
+    assert (drawn.way, drawn.policy, drawn.draw) == (Way("dynamic", draw=True), DynamicPolicy(3, 2, 4), True)
     dear = replace(profile(), costs=replace(COSTS, first_ms=500.0))
     assert planner(known=dear).plan() == PLAIN
 
@@ -117,7 +120,7 @@ def test_named_policies_are_taken_as_they_are() -> None:
     known = profile(none=900, dynamic=1)  # nothing pays: asked for all the same
     for name in CHOICES[1:]:
         plan = planner(DraftSettings(policy=name), known).plan()
-        assert plan.name == name
+        assert plan.way == Way(name)
         assert plan.drafter is DRAFTER
         assert (plan.gate is not None) == (name == "budgeted")
     assert planner(DraftSettings(policy="dynamic"), known).plan().policy == DynamicPolicy()
@@ -125,16 +128,16 @@ def test_named_policies_are_taken_as_they_are() -> None:
     assert isinstance(small, StaticPolicy)
     assert small.num_draft_tokens == 3
     bound = planner(DraftSettings(policy="budgeted", num_draft_tokens=3, num_steps=2), known).plan().policy
-    assert bound == replace(known.budgeted(), num_draft_tokens=3, num_steps=2)
+    assert bound == replace(budgeted_policy(known), num_draft_tokens=3, num_steps=2)
     for name in MEASURED:
         with pytest.raises(InvalidInputError, match=f"{name} needs measurements"):
             planner(DraftSettings(policy=name)).plan()
 
 
-@pytest.mark.parametrize("graft", ["", "+graft"])
+@pytest.mark.parametrize("graft", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
-def test_every_plan_gives_the_plain_answer(name: str, graft: str) -> None:
-    plan = planner(known=profile(none=1, budgeted=2)).plan(name + graft)
+def test_every_plan_gives_the_plain_answer(name: str, graft: bool) -> None:
+    plan = planner(known=profile(none=1, budgeted=2)).plan(Way(name, graft))
     target: TableTarget = LOADED.target
 
     def answer(drafter: Any) -> list[int]:

@@ -20,18 +20,9 @@ from eyas.policies import Candidates, DynamicPolicy, StaticPolicy, TreePolicy, g
 from eyas.policies.base import Children
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.sequoia import expected_accepted
-from eyas.profile import (
-    DRAWN,
-    GRAFT,
-    Check,
-    Profile,
-    ProfileKey,
-    load_profile,
-    machine_name,
-    profile_path,
-    read_profile,
-    save_profile,
-)
+from eyas.profile import Check, Profile, ProfileKey
+from eyas.profile_files import load_profile, profile_path, read_profile, save_profile
+from eyas.profile_policies import budgeted_policy, dynamic_policy, fastest_way, sequoia_policy
 from eyas.replay import Recording, record, replay, walks
 from eyas.sampling import SamplingParams, log_softmax
 from eyas.stopping import StopParams
@@ -39,6 +30,7 @@ from eyas.targets.base import ArrayOutput, Features
 from eyas.timing import random_tree
 from eyas.tree import DraftTree, Ints
 from eyas.tuner import Effort, choose, drawn_trees, over_all, settings, settle, tune
+from eyas.way import PLAINLY, Way
 from support.tiny import TableCache, TableTarget
 
 PROMPTS = [[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5], [2, 7, 1, 8], [6, 6, 6]]
@@ -219,10 +211,12 @@ def test_the_budgeted_policy_beats_the_best_fixed_setting_it_was_tuned_beside(re
     profile = chosen(recording, COSTS, make_key(target, "f"))
     assert profile.best is not None
     assert profile.best.rate == max(point.rate for point in profile.grid)
-    budgeted = replay(recording, profile.budgeted(), COSTS).rate
+    budgeted = replay(recording, budgeted_policy(profile), COSTS).rate
     assert budgeted > profile.best.rate
-    assert profile.sequoia() is not None
-    assert profile.dynamic() == DynamicPolicy(profile.best.num_steps, profile.best.topk, profile.best.num_draft_tokens)
+    assert sequoia_policy(profile) is not None
+    assert dynamic_policy(profile) == DynamicPolicy(
+        profile.best.num_steps, profile.best.topk, profile.best.num_draft_tokens
+    )
 
 
 def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
@@ -231,11 +225,11 @@ def test_where_nothing_pays_nothing_is_chosen(recording: Recording) -> None:
     profile = chosen(recording, dear, make_key(target, "f"))
     assert profile.best is None
     assert profile.template == ()
-    assert profile.dynamic() is None
-    assert profile.sequoia() is None
-    assert not profile.budgeted().drafts
+    assert dynamic_policy(profile) is None
+    assert sequoia_policy(profile) is None
+    assert not budgeted_policy(profile).drafts
     assert profile.rate == pytest.approx(1 / dear.plain_ms)
-    assert settle(recording, profile.budgeted()) == pytest.approx(1 / dear.plain_ms)
+    assert settle(recording, budgeted_policy(profile)) == pytest.approx(1 / dear.plain_ms)
 
 
 # --- a machine whose prices are known ---
@@ -341,16 +335,17 @@ def test_the_tuner_finds_the_prices_and_predicts_the_speeds(tmp_path: Path) -> N
     assert found.first_ms == pytest.approx(COSTS.first_ms)
     assert found.overhead_ms == pytest.approx(0.4)
     drafted = {"budgeted", "dynamic", "sequoia"}
-    assert {check.policy for check in profile.checks} == {"none"} | drafted | {name + GRAFT for name in drafted}
+    ways = {Way(name, graft) for name in drafted for graft in (False, True)}
+    assert {check.way for check in profile.checks} == {PLAINLY} | ways
     for check in profile.checks:
-        if check.policy.endswith(GRAFT):
+        if check.way.graft:
             assert check.predicted is None
         else:  # children outside the recorded width are the one thing a replay cannot know
             assert check.measured == pytest.approx(check.predicted, rel=0.01)
-    speeds = {check.policy: check.measured for check in profile.checks}
-    assert speeds["budgeted"] >= speeds["dynamic"] > speeds["none"]
-    assert speeds[profile.fastest()] == max(speeds.values())
-    assert profile.fastest(graft=False) == "budgeted"
+    speeds = {check.way: check.measured for check in profile.checks}
+    assert speeds[Way("budgeted")] >= speeds[Way("dynamic")] > speeds[PLAINLY]
+    assert speeds[fastest_way(profile)] == max(speeds.values())
+    assert fastest_way(profile, graft=False) == Way("budgeted")
     tried = [point for point in profile.grid if point.measured is not None]
     assert {point.num_steps for point in tried} == {1, 2, 3, 4}
     for point in tried:
@@ -388,12 +383,12 @@ def test_the_tuner_tries_drawn_trees_where_answers_are_sampled(tmp_path: Path) -
     key = make_key(target, "abc", threads=2)
     sampled = SamplingParams(temperature=1.0, seed=0)
     profile = tune(target, DrawingDrafter(target), PROMPTS, key, params=sampled, effort=EFFORT, clock=machine)
-    assert profile.fastest() == "dynamic+drawn"
+    assert fastest_way(profile) == Way("dynamic", draw=True)
     assert sorted((t.num_steps, t.topk, t.num_draft_tokens) for t in profile.drawn) == sorted(drawn_trees(EFFORT))
-    (check,) = [check for check in profile.checks if check.policy.endswith(DRAWN)]
+    (check,) = [check for check in profile.checks if check.way.draw]
     assert check.predicted is None
     assert check.acceptance_length == profile.drawn[0].acceptance_length > 3
-    assert profile.fastest(draw=False) != "dynamic+drawn"
+    assert fastest_way(profile, draw=False) != Way("dynamic", draw=True)
     assert read_profile(save_profile(profile, tmp_path / "p.json")) == profile
     with pytest.raises(InvalidInputError, match="its tree is missing"):
         Profile.from_dict({**profile.as_dict(), "drawn": []})
@@ -401,7 +396,7 @@ def test_the_tuner_tries_drawn_trees_where_answers_are_sampled(tmp_path: Path) -
     for drafter, params in ((DrawingDrafter(target), None), (PricedDrafter(target), sampled)):
         profile = tune(target, drafter, PROMPTS, key, params=params, effort=EFFORT, clock=machine)
         assert profile.drawn == ()
-        assert not any(check.policy.endswith(DRAWN) for check in profile.checks)
+        assert not any(check.way.draw for check in profile.checks)
 
 
 class WanderingMachine(Machine):
@@ -456,11 +451,11 @@ def test_cycles_of_many_shapes_tell_levels_from_rows() -> None:
 
 def test_speeds_on_a_few_prompts_tell_of_all() -> None:
     few = [
-        Check("none", 100.0, 98.0, 1.0),
-        Check("dynamic", 200.0, 210.0, 2.0),
-        Check("dynamic" + GRAFT, None, 231.0, 2.2),
+        Check(PLAINLY, 100.0, 98.0, 1.0),
+        Check(Way("dynamic"), 200.0, 210.0, 2.0),
+        Check(Way("dynamic", graft=True), None, 231.0, 2.2),
     ]
-    all_prompts = {"none": 102.0, "dynamic": 180.0, "dynamic" + GRAFT: 180.0}
+    all_prompts = {each.way: speed for each, speed in zip(few, (102.0, 180.0, 180.0), strict=True)}
     found = [check.overall for check in over_all(few, all_prompts)]
     assert found == pytest.approx([102 * 0.98, 180 * 1.05, 180 * 1.05 * 1.1])
 
@@ -470,7 +465,7 @@ def test_the_tuned_policy_answers_the_same() -> None:
     target = PricedTarget(machine, overhead_ms=0.4)
     drafter = PricedDrafter(target)
     profile = tune(target, drafter, PROMPTS, make_key(target, "abc"), effort=EFFORT, clock=machine)
-    for policy in (profile.budgeted(), profile.dynamic(), profile.sequoia()):
+    for policy in (budgeted_policy(profile), dynamic_policy(profile), sequoia_policy(profile)):
         answers = []
         for each in (drafter, None):
             steps = generate(Session(target, each), [4, 2], policy=policy, stop=StopParams(max_tokens=40))
@@ -528,6 +523,13 @@ def test_a_profile_survives_the_disk(profile: Profile, tmp_path: Path) -> None:
     assert load_profile(profile.key) == profile
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # nothing half written lies about
     json.loads(path.read_text())
+
+
+def test_what_was_measured_is_written_by_name() -> None:
+    check = Check(Way("dynamic", draw=True), None, 50.0, 2.5)
+    values = {"policy": "dynamic+drawn", "predicted": None, "measured": 50.0, "acceptance_length": 2.5, "overall": None}
+    assert check.as_dict() == values
+    assert Check.from_dict(values) == check
 
 
 def test_nothing_there_is_no_news(profile: Profile) -> None:
@@ -588,6 +590,8 @@ def test_damaged_profiles(profile: Profile, tmp_path: Path) -> None:
         (("hit_rates",), "x"),
         (("checks",), [{"policy": "magic", "predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
         (("checks",), [{"policy": 1, "predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
+        (("checks",), [{"policy": "dynamic+x", "predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
+        (("checks",), [{"predicted": None, "measured": 1.0, "acceptance_length": 1.0}]),
     ],
 )
 def test_no_policy_comes_from_impossible_numbers(
@@ -613,4 +617,3 @@ def test_names_are_safe_for_files(profile: Profile) -> None:
     key = replace(profile.key, drafter="../../etc/x y")
     assert profile_path(key).parent == profile_path(profile.key).parent
     assert profile_path(replace(profile.key, sampled=True)) != profile_path(profile.key)
-    assert machine_name()

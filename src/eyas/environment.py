@@ -42,6 +42,17 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
+def machine_name(device: str = "cpu") -> str:
+    """Processor and number of cores, as far as the system tells: "AMD EPYC 7763 x2"; with an accelerator its name,
+    too."""
+    name = f"{_cpu_name()} x{os.cpu_count()}"
+    if device.startswith("cuda"):
+        import torch
+
+        return f"{name}, {torch.cuda.get_device_name(device)}"
+    return name if device == "cpu" else f"{name}, {device}"
+
+
 def command_line(words: Iterable[str]) -> str:
     """A command as others can give it, quoted for a shell."""
     return shlex.join(map(portable, words))

@@ -17,7 +17,8 @@ from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.policies.sequoia import Acceptance, as_acceptance, sequoia_for
-from eyas.profile import DrawnTree, Profile, ProfileKey, is_size, keep, profile_path
+from eyas.profile import DrawnTree, Profile, ProfileKey, is_size
+from eyas.profile_files import keep, profile_path
 from eyas.targets.base import Target
 from eyas.timing import measure_costs
 

@@ -120,16 +120,25 @@ def load_drafter(name: str | None, loaded: LoadedTarget) -> Drafter | None:
         return NgramDrafter()
     if names_model(name):
         return _small_model(name, loaded)
-    if shipped := SHIPPED_HEADS.get(name):
-        if loaded.source.name not in DEFAULT_NAMES:
-            raise InvalidInputError(
-                f"no draft head is shipped for {loaded.source.name}; name one (--draft DIRECTORY), train one "
-                "(eyas train), or decode plainly (--draft none)"
-            )
-        name = str(shipped)
-    checkpoint = load_head(name)
+    check_drafter(name, loaded.source.name)
+    checkpoint = load_head(SHIPPED_HEADS.get(name, name))
     check_fits(checkpoint, loaded.target.info)
     return _head_drafter(checkpoint, loaded)
+
+
+def ships_heads_for(target: str | None) -> bool:
+    """Whether ``SHIPPED_HEADS`` are for the target of this name (see ``load_target``)."""
+    return target is None or target.lower() in DEFAULT_NAMES
+
+
+def check_drafter(name: str, target: str | None) -> None:
+    """InvalidInputError where the drafter called ``name`` is a head shipped for another target. Names are enough to
+    tell: nothing needs to be loaded."""
+    if name in SHIPPED_HEADS and not ships_heads_for(target):
+        raise InvalidInputError(
+            f"no draft head is shipped for {target}; name one (--draft DIRECTORY), train one (eyas train), draft with "
+            "what the text repeats (--draft ngram), or decode plainly (--draft none)"
+        )
 
 
 def head_directory(name: str | None) -> Path | None:

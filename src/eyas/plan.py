@@ -24,8 +24,18 @@ from eyas.forecast import estimated_profile, read_forecast
 from eyas.policies import POLICIES, DynamicPolicy, StaticPolicy, TreePolicy, make_policy
 from eyas.policies.gate import Gate
 from eyas.policies.sequoia import sequoia
-from eyas.profile import DRAWN, GRAFT, Profile, ProfileKey, load_profile
+from eyas.profile import Profile, ProfileKey
+from eyas.profile_files import load_profile
+from eyas.profile_policies import (
+    budgeted_policy,
+    drawn_policy,
+    dynamic_policy,
+    fastest_way,
+    ngram_drafter,
+    sequoia_policy,
+)
 from eyas.targets.base import Target
+from eyas.way import PLAINLY, Way
 
 if TYPE_CHECKING:
     from eyas.loading import LoadedTarget
@@ -117,21 +127,21 @@ class DraftPlan:
     """How a request is drafted.
 
     Attributes:
-        name: the policy that was chosen, with ``GRAFT`` behind it where n-grams are grafted; "none" is plain decoding.
+        way: that was chosen. Of drawing it says nothing but where ``auto`` chose a tree made for it.
         drafter: None decodes plainly.
         policy: how trees grow.
         gate: when drafting rests; None: never.
         draw: whether sampled answers draw their draft tokens, where the drafter can.
     """
 
-    name: str
+    way: Way
     drafter: Drafter | None
     policy: TreePolicy
     gate: Gate | None = None
     draw: bool = True
 
 
-PLAIN = DraftPlan("none", None, DynamicPolicy())
+PLAIN = DraftPlan(PLAINLY, None, DynamicPolicy())
 
 
 @dataclass(frozen=True)
@@ -151,36 +161,38 @@ class Planner:
     profile: Profile | None = None
     calibration: Calibration = IDENTITY
 
-    def plan(self, name: str | None = None) -> DraftPlan:
-        """The plan of a policy, the one in the settings where None; ``GRAFT`` behind it grafts.
+    def plan(self, way: Way | None = None) -> DraftPlan:
+        """The plan of a way to draft, the one in the settings where None. What it leaves open the settings decide, and
+        where they do not, ``auto``.
 
         Raises:
             InvalidInputError: a policy that needs a profile where there is none.
         """
-        name = name or self.settings.policy
-        base = name.removesuffix(GRAFT)
-        graft = True if base != name else self.settings.graft
-        if self.drafter is None or base == "none":
+        way = way or Way(self.settings.policy)
+        if self.drafter is None or not way.drafts:
             return PLAIN
-        gate = Gate(self.costs) if base in ("auto", "budgeted") else None
-        if base == "auto":
-            base = self._fastest(graft)
-            if base == "none":
+        graft = way.graft or self.settings.graft
+        draw = self.settings.draw if way.draw is None else way.draw
+        gate = Gate(self.costs) if way.policy in ("auto", "budgeted") else None
+        name = way.policy
+        if way.policy == "auto":
+            fastest = self._fastest(graft, draw)
+            if not fastest.drafts:
                 return PLAIN
-            if base.endswith(DRAWN):
-                drawn = self.profile.dynamic_drawn() if self.profile else None
+            if fastest.draw:
+                drawn = drawn_policy(self.profile) if self.profile else None
                 assert drawn is not None
-                return DraftPlan(base, self.drafter, drawn, gate)
-            graft = base.endswith(GRAFT) or bool(graft)
-            base = base.removesuffix(GRAFT)
-        policy = self._policy(base)
+                return DraftPlan(fastest, self.drafter, drawn, gate)
+            graft = fastest.graft or graft
+            name = fastest.policy
+        policy = self._policy(name)
         if graft:
-            ngram = self.profile.ngram() if self.profile else NgramDrafter()
-            return DraftPlan(base + GRAFT, GraftedDrafter(self.drafter, ngram), policy, gate, draw=False)
-        draw = self.settings.draw
+            ngram = ngram_drafter(self.profile) if self.profile else NgramDrafter()
+            return DraftPlan(Way(name, graft=True), GraftedDrafter(self.drafter, ngram), policy, gate, draw=False)
         if draw is None:  # what was measured was measured of the likeliest
-            draw = base not in MEASURED and (self.profile is None or name != "auto" or bool(self.settings.budget))
-        return DraftPlan(base, self.drafter, policy, gate, draw)
+            by_measurement = way.policy == "auto" and self.profile is not None and not self.settings.budget
+            draw = name not in MEASURED and not by_measurement
+        return DraftPlan(Way(name), self.drafter, policy, gate, draw)
 
     @property
     def costs(self) -> CostTable:
@@ -189,13 +201,13 @@ class Planner:
             return self.profile.costs
         return typical_costs(_level_share(self.drafter, self.target))
 
-    def _fastest(self, graft: bool | None) -> str:
+    def _fastest(self, graft: bool | None, draw: bool | None) -> Way:
         if self.profile is None or self.settings.budget:
-            return "dynamic"
+            return Way("dynamic")
         checks = self.profile.checks
-        if graft and checks and not any(check.policy.endswith(GRAFT) for check in checks):
-            return self.profile.fastest(False)
-        return self.profile.fastest(graft, draw=self.settings.draw)
+        if graft and checks and not any(check.way.graft for check in checks):
+            return fastest_way(self.profile, False)
+        return fastest_way(self.profile, graft, draw=draw)
 
     def _policy(self, name: str) -> TreePolicy:
         budget, profile = self.settings.budget, self.profile
@@ -206,17 +218,17 @@ class Planner:
             )
         if name == "budgeted":
             assert profile is not None
-            return replace(profile.budgeted(), **budget)
+            return replace(budgeted_policy(profile), **budget)
         if name == "sequoia":
             assert profile is not None
-            fixed = profile.sequoia()
+            fixed = sequoia_policy(profile)
             if fixed is not None and not budget:
                 return fixed
             bounds = {"num_draft_tokens": DynamicPolicy.num_draft_tokens, **budget}
             return sequoia(profile.acceptance, **bounds)
         if name == "static" and self.settings.template is not None:
             return read_template(self.settings.template)
-        best = profile.dynamic() if profile and self.settings.policy == "auto" and not budget else None
+        best = dynamic_policy(profile) if profile and self.settings.policy == "auto" and not budget else None
         if name == "dynamic" and best is not None:
             return best
         usual = {key: getattr(DynamicPolicy, key) for key in LIMITS}
@@ -229,7 +241,7 @@ def load_planner(
     loaded: LoadedTarget,
     *,
     greedy: bool,
-    policies: Sequence[str] | None = None,
+    ways: Sequence[Way] | None = None,
     threads: int | None = None,
     device: str = "cpu",
     notice: Callable[[str], object] | None = None,
@@ -241,13 +253,13 @@ def load_planner(
         settings: what the user wants.
         loaded: the target.
         greedy: how answers are chosen: each way has its own profile.
-        policies: those that will be planned; None: the one in the settings.
+        ways: those that will be planned; None: the one in the settings.
         threads, device: as the target was loaded.
         notice: told in one line why a profile is not used, or that a head was trained for other weights.
 
     Raises:
-        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile.load_profile``; also
-            greedy answers that are to draw.
+        InvalidInputError, CheckpointError: see ``eyas.loading.load_drafter`` and ``eyas.profile_files.load_profile``;
+            also greedy answers that are to draw.
     """
     from eyas.loading import head_directory, head_notice, load_drafter
 
@@ -261,9 +273,9 @@ def load_planner(
         notice(line)
     calibration = read_calibration(folder, greedy=greedy) if folder else IDENTITY
     profile = None
-    wanted = policies or [settings.policy]
-    decided = any(name.removesuffix(GRAFT) in ("auto", *MEASURED) for name in wanted)
-    if decided or settings.graft or any(name.endswith(GRAFT) for name in wanted):
+    wanted = ways or [Way(settings.policy)]
+    decided = any(way.policy in ("auto", *MEASURED) for way in wanted)
+    if decided or settings.graft or any(way.graft for way in wanted):
         key = profile_key(settings.draft, loaded, greedy=greedy, threads=threads, device=device)
         profile = load_profile(key, settings.profile, notice)
         if decided and profile is None and folder and (forecast := read_forecast(folder, greedy=greedy)):

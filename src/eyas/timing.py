@@ -19,6 +19,7 @@ from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
 from eyas.tree import DraftTree, Ints
+from eyas.way import Way
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
@@ -185,12 +186,11 @@ def random_tree(rows: int, vocab_size: int, rng: np.random.Generator) -> DraftTr
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to answer. Without a drafter: plain decoding. ``draw``: sampled answers draw their draft tokens."""
+    """A way to answer, with who drafts (nobody: plain decoding) and how trees grow."""
 
-    name: str
+    way: Way
     drafter: Drafter | None = None
     policy: TreePolicy | None = None
-    draw: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def race(
             Session(target, contender.drafter),
             prompts[number],
             policy=contender.policy,
-            draw=contender.draw,
+            draw=bool(contender.way.draw),
             params=params,
             stop=StopParams(max_tokens=limit),
             rng=np.random.default_rng([0, number]),  # every repeat draws the same

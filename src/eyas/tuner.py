@@ -19,11 +19,13 @@ from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
 from eyas.policies.sequoia import sequoia_for
-from eyas.profile import DRAWN, GRAFT, Check, DrawnTree, Profile, ProfileKey
+from eyas.profile import Check, DrawnTree, Profile, ProfileKey
+from eyas.profile_policies import budgeted_policy, dynamic_policy, ngram_drafter, sequoia_policy
 from eyas.replay import GridPoint, Recording, Walk, record, replay, walks
 from eyas.sampling import SamplingParams
 from eyas.targets.base import Target
 from eyas.timing import FRESH, Clock, Contender, CostProbe, Finish, race
+from eyas.way import PLAINLY, Way
 
 TuneProgress = Callable[[str, float], object]
 """Told what is going on and which share of the whole is done, 0 to 1."""
@@ -31,6 +33,9 @@ TuneProgress = Callable[[str, float], object]
 DRAWN_TREES = ((2, 1, 2), (3, 2, 4), (4, 3, 8), (5, 4, 12), (6, 4, 20), (6, 8, 31))
 """num_steps, topk, num_draft_tokens of the trees of drawn tokens that are tried, where answers are sampled: what they
 bring is measured, not predicted."""
+
+DRAWN = Way("dynamic", draw=True)
+"""How these trees draft."""
 
 SETTLING = 6
 """Rounds in which the budgeted policy's rate finds itself; it moves by less than a percent after three."""
@@ -69,6 +74,15 @@ class Effort:
         if self.max_tokens < 2:
             raise InvalidInputError(f"answers to tune by need at least 2 tokens, got {self.max_tokens}")
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes of the largest tree that can be chosen."""
+        return max(self.rows) - 1
+
+    def within(self, num_steps: int, topk: int, num_draft_tokens: int) -> tuple[int, int, int]:
+        """A tree's budget, cut down to what is recorded and timed."""
+        return min(num_steps, self.num_steps), min(topk, self.topk), min(num_draft_tokens, self.num_draft_tokens)
+
 
 def tune(
     target: Target,
@@ -95,30 +109,18 @@ def tune(
     Raises:
         InvalidInputError: no prompts, or prompts too short to time anything.
     """
-    effort = effort or Effort()
-    if not prompts:
-        raise InvalidInputError("tuning needs prompts to answer, got none")
-    if not any(len(prompt) > FRESH + 1 for prompt in prompts):
-        raise InvalidInputError(f"tuning needs a prompt of more than {FRESH + 1} tokens")
+    effort, params = effort or Effort(), params or SamplingParams()
     tell: TuneProgress = progress or (lambda text, share: None)
-    # Passes cost more the more they look back on: they are timed in the middle of a usual answer.
-    middle = sum(map(len, prompts)) // len(prompts) + effort.max_tokens // 2
-    room = target.info.max_positions - max(effort.rows) - 1
-    context = [*max(prompts, key=len)]
-    while len(context) < middle:
-        context += context
-    context = context[: max(FRESH + 2, min(middle, room))]
-
     probe = CostProbe(
         target,
         drafter,
-        context,
+        usual_context(prompts, effort, target.info.max_positions),
         effort.rows,
         effort.nodes,
         topk=effort.topk,
         num_steps=effort.num_steps,
         clock=clock,
-        logits=params is not None and not params.greedy,
+        logits=not params.greedy,
     )
 
     recording = record(
@@ -131,118 +133,194 @@ def tune(
         params=params,
         progress=lambda done: tell("recording drafts", 0.3 * done / len(prompts)),
     )
-    if not any(recording.answers):
+    few = [number for number, answer in enumerate(recording.answers) if answer][: effort.checks]
+    if not few:
         raise InvalidInputError("every answer ended at its first token: there is nothing to tune by")
+    course = Course(target, [prompts[number] for number in few], params, effort.max_tokens, probe, clock, tell)
 
-    answered = [number for number, answer in enumerate(recording.answers) if answer][: effort.checks]
-    few = [prompts[number] for number in answered]
-
-    def run(contenders: Sequence[Contender], repeats: int, what: str, start: float, share: float) -> list[Finish]:
-        tell(what, start)
-        probe.round()  # warms up
-        probe.forget()
-        return race(
-            target,
-            contenders,
-            few,
-            params=params,
-            max_tokens=effort.max_tokens,
-            repeats=repeats,
-            clock=clock,
-            between=probe.round,
-            progress=lambda done: tell(what, start + share * done),
-        )
-
-    first = run(
-        [Contender("none"), *(Contender("dynamic", drafter, policy) for policy in _unlike(effort))],
-        1,
-        "timing passes and cycles",
-        0.3,
-        0.15,
-    )
-    costs = with_whole_cycles(probe.costs(), [cycle for finish in first for cycle in finish.cycles])
+    finishes = course.run(unlike(drafter, effort), 1, "timing passes and cycles", 0.3, 0.15)
+    costs = with_whole_cycles(probe.costs(), [cycle for finish in finishes for cycle in finish.cycles])
 
     tell("predicting", 0.45)
-    largest = max(effort.rows) - 1
-    walked = settings(recording, largest)
-    chosen = choose(recording, costs, key, largest, walked)
+    tried = settings(recording, effort.num_draft_tokens)
+    chosen = choose(recording, costs, key, effort.num_draft_tokens, tried)
     chosen = replace(chosen, hit_rates=measured_hit_rates(prompts, recording.texts))
 
-    ours = contenders(chosen, drafter)
-    points = strongest(chosen.grid)
-    sampled = params is not None and not params.greedy
-    drawn = drawn_trees(effort) if sampled and isinstance(drafter.new_session(), DrawingSession) else []
-    raced = [
-        *ours,
-        *(Contender("grid", drafter, point.policy) for point in points),
-        *(Contender(f"dynamic{DRAWN}", drafter, DynamicPolicy(*tree), draw=True) for tree in drawn),
-    ]
-    finishes = run(raced, effort.races, "checking predictions", 0.45, 0.55)
-    part = replace(recording, answers=tuple(recording.answers[number] for number in answered))
-    predicted = predictions(part, raced, finishes, probe.costs())
-    grid_part = slice(len(ours), len(ours) + len(points))
-    tried = {
-        point.setting: (finish.rate / 1000, rate and rate / 1000)
-        for point, rate, finish in zip(points, predicted[grid_part], finishes[grid_part], strict=True)
-    }
+    draws = not params.greedy and isinstance(drafter.new_session(), DrawingSession)
+    trees = drawn_trees(effort) if draws else []
+    field = Field(drafter, contenders(chosen, drafter), strongest(chosen.grid), trees)
+    finishes = course.run(field.everyone, effort.races, "checking predictions", 0.45, 0.55)
+    raced = replace(recording, answers=tuple(recording.answers[number] for number in few))
+    outcome = Outcome(field, finishes, predictions(raced, field.everyone, finishes, probe.costs()))
+
     # What was raced stays chosen; its prices are those of the race.
-    costs = with_whole_cycles(probe.costs(), _ungrafted(raced, finishes))
-    checks = [
-        Check(each.name, rate, finish.rate, finish.acceptance_length)
-        for each, rate, finish in zip(ours, predicted, finishes, strict=False)
-    ]
-    drawing = finishes[len(finishes) - len(drawn) :]
-    by_rate = sorted(zip(drawn, drawing, strict=True), key=lambda each: -each[1].rate)
-    if by_rate:
-        finish = by_rate[0][1]
-        checks.append(Check(f"dynamic{DRAWN}", None, finish.rate, finish.acceptance_length))
-    everywhere = {each.name: 1000 * replay(recording, each.policy, costs).rate for each in ours}
-    final = choose(recording, costs, key, largest, walked)
-    grid = {
-        point.setting: replace(point, measured=measured, expected=expected)
-        for point in final.grid
-        for measured, expected in [tried.get(point.setting, (None, None))]
-    }
+    costs = with_whole_cycles(probe.costs(), _bare_cycles(field.everyone, finishes))
+    final = choose(recording, costs, key, effort.num_draft_tokens, tried)
+    grid = outcome.measured(final.grid)
+    everywhere = {each.way: 1000 * replay(recording, each.policy, costs).rate for each in field.choices}
     tell("done", 1.0)
     return replace(
         final,
         best=chosen.best and grid[chosen.best.setting],
         template=chosen.template,
         hit_rates=chosen.hit_rates,
-        drawn=tuple(DrawnTree(*tree, finish.acceptance_length) for tree, finish in by_rate),
+        drawn=outcome.drawn(),
         grid=tuple(grid.values()),
-        checks=tuple(over_all(checks, everywhere)),
+        checks=tuple(over_all(outcome.checks(), everywhere)),
     )
 
 
-def _unlike(effort: Effort) -> list[DynamicPolicy]:
-    """Trees that differ in levels and in nodes: whole cycles tell what each of them costs."""
+def usual_context(prompts: Sequence[Sequence[int]], effort: Effort, max_positions: int) -> list[int]:
+    """Tokens that timed passes look back on. The more there are, the more passes cost: these are as many as in the
+    middle of a usual answer.
+
+    Raises:
+        InvalidInputError: no prompts, or prompts too short to time anything.
+    """
+    if not prompts:
+        raise InvalidInputError("tuning needs prompts to answer, got none")
+    if not any(len(prompt) > FRESH + 1 for prompt in prompts):
+        raise InvalidInputError(f"tuning needs a prompt of more than {FRESH + 1} tokens")
+    middle = sum(map(len, prompts)) // len(prompts) + effort.max_tokens // 2
+    room = max_positions - max(effort.rows) - 1
+    context = [*max(prompts, key=len)]
+    while len(context) < middle:
+        context += context
+    return context[: max(FRESH + 2, min(middle, room))]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where races are run: a few prompts, with passes timed between their answers.
+
+    Attributes:
+        target, prompts, params, max_tokens: who answers what, and how.
+        probe: times the passes; it holds the samples of the latest race alone.
+        clock: tells the time.
+        tell: told what is going on.
+    """
+
+    target: Target
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    max_tokens: int
+    probe: CostProbe
+    clock: Clock
+    tell: TuneProgress
+
+    def run(self, contenders: Sequence[Contender], repeats: int, what: str, start: float, share: float) -> list[Finish]:
+        """A race, ``repeats`` times; ``what`` is told of it, at ``start`` of the whole tuning, of which it is
+        ``share``."""
+        self.tell(what, start)
+        self.probe.round()  # warms up
+        self.probe.forget()
+        return race(
+            self.target,
+            contenders,
+            self.prompts,
+            params=self.params,
+            max_tokens=self.max_tokens,
+            repeats=repeats,
+            clock=self.clock,
+            between=self.probe.round,
+            progress=lambda done: self.tell(what, start + share * done),
+        )
+
+
+@dataclass(frozen=True)
+class Field:
+    """Who races in the end, in three groups.
+
+    Attributes:
+        drafter: the one that is tuned.
+        choices: see ``contenders``.
+        points: settings of EAGLE-2's tree, see ``strongest``.
+        trees: of drawn tokens, see ``drawn_trees``.
+    """
+
+    drafter: Drafter
+    choices: Sequence[Contender]
+    points: Sequence[GridPoint]
+    trees: Sequence[tuple[int, int, int]]
+
+    @property
+    def everyone(self) -> list[Contender]:
+        """The groups one after the other."""
+        return [
+            *self.choices,
+            *(Contender(Way("dynamic"), self.drafter, point.policy) for point in self.points),
+            *(Contender(DRAWN, self.drafter, DynamicPolicy(*tree)) for tree in self.trees),
+        ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the race went.
+
+    Attributes:
+        field: who raced.
+        finishes, predicted: what each of ``field.everyone`` did, and its tokens per second as ``predictions`` has them.
+    """
+
+    field: Field
+    finishes: Sequence[Finish]
+    predicted: Sequence[float | None]
+
+    def checks(self) -> list[Check]:
+        """What can be chosen, with the fastest tree of drawn tokens last."""
+        raced = zip(self.field.choices, self.predicted, self.finishes, strict=False)  # they are the first group
+        found = [Check(each.way, rate, finish.rate, finish.acceptance_length) for each, rate, finish in raced]
+        for _, finish in self._drawn()[:1]:
+            found.append(Check(DRAWN, None, finish.rate, finish.acceptance_length))
+        return found
+
+    def measured(self, grid: Sequence[GridPoint]) -> dict[tuple[int, int, int], GridPoint]:
+        """The grid by setting, those points that raced with what was measured of them and what was expected."""
+        found = {point.setting: point for point in grid}
+        start = len(self.field.choices)
+        for point, rate, finish in zip(self.field.points, self.predicted[start:], self.finishes[start:], strict=False):
+            found[point.setting] = replace(
+                found[point.setting], measured=finish.rate / 1000, expected=rate and rate / 1000
+            )
+        return found
+
+    def drawn(self) -> tuple[DrawnTree, ...]:
+        """The trees of drawn tokens, the fastest first."""
+        return tuple(DrawnTree(*tree, finish.acceptance_length) for tree, finish in self._drawn())
+
+    def _drawn(self) -> list[tuple[tuple[int, int, int], Finish]]:
+        last = self.finishes[len(self.finishes) - len(self.field.trees) :]
+        return sorted(zip(self.field.trees, last, strict=True), key=lambda each: -each[1].rate)
+
+
+def unlike(drafter: Drafter, effort: Effort) -> list[Contender]:
+    """Plain decoding, and trees that differ in levels and in nodes: whole cycles tell what each of them costs."""
     shapes = [(1, 2, 2), (effort.num_steps, 4, 8), (2, effort.topk, 16), (effort.num_steps, 2, 3)]
-    most = max(effort.rows) - 1
-    return [DynamicPolicy(min(steps, effort.num_steps), min(k, effort.topk), min(m, most)) for steps, k, m in shapes]
+    policies = [DynamicPolicy(*effort.within(*shape)) for shape in shapes]
+    return [Contender(PLAINLY), *(Contender(Way("dynamic"), drafter, policy) for policy in policies)]
 
 
 def contenders(profile: Profile, drafter: Drafter) -> list[Contender]:
     """Everything ``--policy auto`` can choose from: plain decoding, and each policy that is predicted to beat it, with
     the drafter alone and with n-grams grafted onto it."""
     policies: dict[str, TreePolicy | None] = {
-        "budgeted": profile.budgeted(),
-        "dynamic": profile.dynamic(),
-        "sequoia": profile.sequoia(),
+        "budgeted": budgeted_policy(profile),
+        "dynamic": dynamic_policy(profile),
+        "sequoia": sequoia_policy(profile),
     }
-    found = [Contender("none")]
-    found += [Contender(name, drafter, policy) for name, policy in policies.items() if policy is not None]
+    found = [Contender(PLAINLY)]
+    found += [Contender(Way(name), drafter, policy) for name, policy in policies.items() if policy is not None]
     if not isinstance(drafter, NgramDrafter):
-        grafted = GraftedDrafter(drafter, profile.ngram())
-        found += [Contender(each.name + GRAFT, grafted, each.policy) for each in found if each.policy is not None]
+        grafted = GraftedDrafter(drafter, ngram_drafter(profile))
+        found += [
+            Contender(replace(each.way, graft=True), grafted, each.policy) for each in found if each.policy is not None
+        ]
     return found
 
 
 def drawn_trees(effort: Effort) -> list[tuple[int, int, int]]:
     """The trees of drawn tokens within the bounds of an effort."""
-    most = max(effort.rows) - 1
-    trees = ((min(steps, effort.num_steps), min(k, effort.topk), min(m, most)) for steps, k, m in DRAWN_TREES)
-    return list(dict.fromkeys(trees))
+    return list(dict.fromkeys(effort.within(*tree) for tree in DRAWN_TREES))
 
 
 def strongest(points: Sequence[GridPoint]) -> list[GridPoint]:
@@ -269,17 +347,17 @@ def predictions(
     halves = [range(half, len(recording.answers), 2) for half in (0, 1)]
     tokens, ms = [0.0] * len(raced), [0.0] * len(raced)
     for half, other in (halves, halves[::-1]):
-        known = with_whole_cycles(costs, _ungrafted(raced, finishes, other or half))
+        known = with_whole_cycles(costs, _bare_cycles(raced, finishes, other or half))
         part = replace(recording, answers=tuple(recording.answers[number] for number in half))
         for which, contender in enumerate(raced):
-            if not contender.name.endswith((GRAFT, DRAWN)):
+            if contender.way.bare:
                 expected = replay(part, contender.policy, known)
                 tokens[which] += expected.tokens
                 ms[which] += expected.ms
     return [1000 * count / spent if spent else None for count, spent in zip(tokens, ms, strict=True)]
 
 
-def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[Check]:
+def over_all(checks: Sequence[Check], everywhere: Mapping[Way, float]) -> list[Check]:
     """The checks with what they tell of all prompts. How much fits into the answers of a few prompts is chance, but it
     is much the same chance for what was predicted of them: the prediction for all prompts is put right by what was
     measured over what was predicted. Grafting gains as much over its policy as it did on the few, drawing as much over
@@ -287,27 +365,27 @@ def over_all(checks: Sequence[Check], everywhere: Mapping[str, float]) -> list[C
 
     Args:
         checks: plain decoding first, each grafted one behind the same without grafting.
-        everywhere: tokens per second over all prompts, predicted, by name.
+        everywhere: tokens per second over all prompts, predicted.
     """
-    found: dict[str, Check] = {}
+    found: dict[Way, Check] = {}
     for check in checks:
-        alike = found.get("none" if check.policy.endswith(DRAWN) else check.policy.removesuffix(GRAFT))
+        alike = found.get(PLAINLY if check.way.draw else replace(check.way, graft=False))
         if check.predicted:
-            overall: float | None = everywhere[check.policy] * check.measured / check.predicted
+            overall: float | None = everywhere[check.way] * check.measured / check.predicted
         else:
             overall = alike.speed * check.measured / alike.measured if alike else None
-        found[check.policy] = replace(check, overall=overall)
+        found[check.way] = replace(check, overall=overall)
     return list(found.values())
 
 
-def _ungrafted(
+def _bare_cycles(
     raced: Sequence[Contender], finishes: Sequence[Finish], prompts: Sequence[int] | None = None
 ) -> list[TimedCycle]:
     """The cycles that a cost table speaks of, without n-grams and without drawing; of some prompts, where given."""
     return [
         cycle
         for contender, finish in zip(raced, finishes, strict=True)
-        if not contender.name.endswith((GRAFT, DRAWN))
+        if contender.way.bare
         for number, answer in enumerate(finish.answers)
         if prompts is None or number in prompts
         for cycle in answer

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
 from eyas.drafters.base import Drafter
 from eyas.generate import Session, Step, TokenLogprob, generate
+from eyas.policies import TreePolicy
+from eyas.sampling import SamplingParams
 from eyas.stopping import FinishReason, StopParams
 from eyas.targets.base import Target
 from eyas.text import TextTokenizer
 from support.drafters import Script, ScriptedDrafter
+from support.exhaustive import distribution
 from support.tiny import TableTarget
 
 
@@ -58,6 +63,23 @@ def answer(target: Target | Session, prompt: Sequence[int], drafter: Drafter | N
 def scripted(target: TableTarget, script: Script, prompt: Sequence[int], feature_levels: int = 0) -> ScriptedDrafter:
     """A scripted drafter for a table."""
     return ScriptedDrafter(target.ranking, script, first_token=int(prompt[0]), feature_levels=feature_levels)
+
+
+def exact_answers(
+    target: TableTarget, script: Script | None, policy: TreePolicy, params: SamplingParams, **options: Any
+) -> dict[tuple[int, ...], Fraction]:
+    """Every answer the loop can give, with its exact probability."""
+    prompt = [1, 0]
+    drafter = scripted(target, script, prompt) if script else None
+    return distribution(
+        lambda rng: tuple(answer(target, prompt, drafter, policy=policy, params=params, rng=rng, **options).tokens)
+    )
+
+
+def assert_same_distribution(ours: dict[tuple[int, ...], Fraction], plain: dict[tuple[int, ...], Fraction]) -> None:
+    assert ours.keys() == plain.keys()
+    for tokens, chance in plain.items():
+        assert float(ours[tokens]) == pytest.approx(float(chance), rel=1e-6)
 
 
 def syllables(vocab_size: int) -> TextTokenizer:

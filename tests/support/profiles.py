@@ -6,13 +6,14 @@ from eyas.calibration import IDENTITY
 from eyas.costs import CostTable
 from eyas.profile import Check, Profile, ProfileKey
 from eyas.replay import GridPoint
+from eyas.way import Way
 
 COSTS = CostTable((1, 4, 16), (10.0, 10.5, 14.0), (1, 4), (0.3, 0.5), first_ms=0.5, overhead_ms=0.2)
 
 
 def made_up_profile(key: ProfileKey, **speeds: float) -> Profile:
     """Costs at which drafting pays, and tokens per second measured by policy ("_" for "+" in names)."""
-    checks = [Check(name.replace("_", "+"), None, speed, 2.0) for name, speed in speeds.items()]
+    checks = [Check(Way.parse(name.replace("_", "+")), None, speed, 2.0) for name, speed in speeds.items()]
     return Profile(
         key=key,
         costs=COSTS,

@@ -13,7 +13,8 @@ from eyas.generate import Session, generate
 from eyas.loading import LoadedTarget, feature_levels, load_drafter, load_target
 from eyas.plan import profile_key
 from eyas.policies import DynamicPolicy, TreePolicy
-from eyas.profile import load_profile
+from eyas.profile_files import load_profile
+from eyas.profile_policies import budgeted_policy
 from eyas.stopping import StopParams
 from eyas.tuner import tune
 from peers.protocol import Answer, Engine, Request, Stopwatch
@@ -60,7 +61,7 @@ def make_policy(settings: dict[str, Any], loaded: LoadedTarget, drafter: Drafter
     name = "ngram" if settings["drafter"] == "ngram" else settings.get("head", "default")
     key = profile_key(name, loaded, greedy=True, threads=settings["threads"])
     profile = load_profile(key) or tune(loaded.target, ungrafted, settings["tune_prompts"], key)
-    return profile.budgeted()
+    return budgeted_policy(profile)
 
 
 class Eyas:

@@ -22,6 +22,7 @@ from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
 from eyas.text import TextTokenizer
+from eyas.way import Way
 
 BEFORE, AFTER = "before", "after"
 
@@ -122,7 +123,7 @@ class Calibrator:
             over questions (None for fewer than two) and ``questions``.
         """
         methods = [
-            EyasMethod(name, self.target, self.tokenizer, self.params, DraftPlan(name, self.drafter, policy))
+            EyasMethod(name, self.target, self.tokenizer, self.params, DraftPlan(Way("dynamic"), self.drafter, policy))
             for name, policy in ((BEFORE, self.policy), (AFTER, replace(self.policy, calibration=calibration)))
         ]
         bench = Bench(

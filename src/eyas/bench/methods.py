@@ -13,11 +13,11 @@ from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
 from eyas.plan import CHOICES, PLAIN, DraftPlan, DraftSettings, Planner
 from eyas.policies import DynamicPolicy
-from eyas.profile import GRAFT
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
 from eyas.text import TextTokenizer
+from eyas.way import Way
 
 BASELINE = "none"
 """Plain decoding by our own loop: what speed-ups are measured against."""
@@ -30,9 +30,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "dynamic-no-rerank": {"rerank": False},
     "dynamic-neither": {"value": False, "rerank": False},
 }
-LIKELIEST = "+likeliest"
-"""Behind a method's name: sampled answers, too, propose the drafter's likeliest tokens instead of drawing them."""
-
 METHODS = (BASELINE, *CHOICES, *ABLATIONS)
 """Variants of them: see ``MethodName``."""
 
@@ -86,13 +83,19 @@ class EyasMethod:
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name in parts: ``base``, ``base@m`` with its own num_draft_tokens, either with ``GRAFT`` or
-    ``LIKELIEST`` behind it."""
+    """A method's name in parts. ``str`` prints it: a way to draft whose policy may have a budget, ``dynamic@20+graft``.
 
-    base: str
+    Attributes:
+        way: how it drafts; its policy is one of ``METHODS``.
+        num_draft_tokens: of its own; None: that of the planner's settings.
+    """
+
+    way: Way
     num_draft_tokens: int | None = None
-    graft: bool = False
-    likeliest: bool = False
+
+    def __str__(self) -> str:
+        budget = "" if self.num_draft_tokens is None else f"@{self.num_draft_tokens}"
+        return str(replace(self.way, policy=f"{self.way.policy}{budget}"))
 
     @classmethod
     def parse(cls, name: str) -> MethodName:
@@ -101,53 +104,53 @@ class MethodName:
         Raises:
             InvalidInputError: no such method, or a budget that makes no sense.
         """
-        stem = name.removesuffix(GRAFT).removesuffix(LIKELIEST)
-        base, at, budget = stem.partition("@")
-        if base not in METHODS or (at and not budget.isdecimal()) or (base == BASELINE and base != name):
-            raise InvalidInputError(
-                f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with "
-                f"num_draft_tokens of its own (dynamic@20), with {GRAFT} or with {LIKELIEST}"
-            )
+        unknown = InvalidInputError(
+            f"unknown method {name!r}; choose from {', '.join(METHODS)}, each but {BASELINE} also with "
+            f"num_draft_tokens of its own (dynamic@20), as {Way('dynamic', graft=True)} or {Way('dynamic', draw=False)}"
+        )
+        try:
+            named = Way.parse(name)
+            policy, at, budget = named.policy.partition("@")
+            way = replace(named, policy=policy)
+        except InvalidInputError:
+            raise unknown from None
+        if policy not in METHODS or way.draw or (at and (not way.drafts or not budget.isdecimal())):
+            raise unknown
         if at:
             DraftSettings(num_draft_tokens=int(budget))  # told before anything is loaded
-        return cls(base, int(budget) if at else None, name.endswith(GRAFT), LIKELIEST in name)
+        return cls(way, int(budget) if at else None)
 
     @property
-    def policy(self) -> str:
-        """The plan it builds on, see ``eyas.plan.Planner``."""
-        policy = "dynamic" if self.base in ABLATIONS else self.base
-        return policy + GRAFT if self.graft else policy
+    def planned(self) -> Way:
+        """The way it builds on, see ``eyas.plan.Planner``."""
+        return replace(self.way, policy="dynamic") if self.way.policy in ABLATIONS else self.way
 
 
-def parse_methods(names: str) -> list[str]:
+def parse_methods(names: str) -> list[MethodName]:
     """Names from a list like "none,chain,dynamic,dynamic@20".
 
     Raises:
         InvalidInputError: an unknown or repeated name, or none at all.
     """
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    chosen = [MethodName.parse(name.strip()) for name in names.split(",") if name.strip()]
     if not chosen:
         raise InvalidInputError(f"no method given; choose from {', '.join(METHODS)}")
     for name in chosen:
-        MethodName.parse(name)
         if chosen.count(name) > 1:
-            raise InvalidInputError(f"method {name!r} is named twice")
+            raise InvalidInputError(f"method '{name}' is named twice")
     return chosen
 
 
-def method_plan(name: str, planner: Planner) -> DraftPlan:
+def method_plan(method: MethodName, planner: Planner) -> DraftPlan:
     """How a method drafts; ``@m`` is the same as ``num_draft_tokens`` in the planner's settings.
 
     Raises:
         InvalidInputError: a method that needs a profile where there is none, or a budget that makes no sense.
     """
-    method = MethodName.parse(name)
     if method.num_draft_tokens is not None:
         planner = replace(planner, settings=replace(planner.settings, num_draft_tokens=method.num_draft_tokens))
-    if method.likeliest:
-        planner = replace(planner, settings=replace(planner.settings, draw=False))
-    plan = planner.plan(method.policy)
-    if method.base not in ABLATIONS:
+    plan = planner.plan(method.planned)
+    if method.way.policy not in ABLATIONS:
         return plan
     assert isinstance(plan.policy, DynamicPolicy)
-    return replace(plan, name=name, policy=replace(plan.policy, **ABLATIONS[method.base]))
+    return replace(plan, way=method.way, policy=replace(plan.policy, **ABLATIONS[method.way.policy]))

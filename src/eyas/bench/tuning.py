@@ -10,6 +10,7 @@ import numpy as np
 
 from eyas.errors import InvalidInputError
 from eyas.profile import Profile
+from eyas.profile_policies import fastest_way
 from eyas.replay import GridPoint
 
 if TYPE_CHECKING:
@@ -51,16 +52,16 @@ def tables(profile: Profile) -> list[Table]:
     passes.caption = f"first drafter pass {costs.first_ms:.2f}, rest of a cycle {costs.overhead_ms:.2f}"
 
     speeds = _table("Tokens per second", "policy", "predicted", "measured", "difference", "tau", "all prompts", "")
-    fastest = profile.fastest()
+    fastest = fastest_way(profile)
     for check in sorted(profile.checks, key=lambda check: -check.speed):
         speeds.add_row(
-            check.policy,
+            str(check.way),
             "-" if check.predicted is None else f"{check.predicted:.1f}",
             f"{check.measured:.1f}",
             _difference(check.predicted, check.measured),
             f"{check.acceptance_length:.2f}",
             f"{check.speed:.1f}",
-            "chosen" if check.policy == fastest else "",
+            "chosen" if check.way == fastest else "",
         )
 
     tried = _table("EAGLE-2's tree, settings tried", "levels", "width", "nodes", "predicted", "measured", "difference")

@@ -65,32 +65,34 @@ def bench_command(
         make_report([report, *(more or [])], out)
         return
     from eyas.bench import paper
-    from eyas.bench.methods import LIKELIEST, parse_methods
+    from eyas.bench.methods import parse_methods
     from eyas.bench.questions import load_questions
 
     names = parse_methods(methods if methods is not None else ",".join(paper.METHODS) if suite else DEFAULT_METHODS)
     files = [*(questions or []), *(more or []), *(paper.set_files(data) if data is not None else [])]
     chosen = load_questions(files, limit, first_turn=first_turn)
     params = sampling.sampling()
-    draft.settings(greedy=params.greedy and not suite)  # mistakes are told before a model is loaded
+    # Mistakes are told before a model is loaded.
+    settings = draft.settings(model.target, greedy=params.greedy and not suite)
     if check_reference and (not params.greedy or params.looks_back or sampling.stop):
         raise InvalidInputError(
             "--check-reference compares plain greedy answers; leave out --temperature, penalties and --stop"
         )
     if suite and sampling.temperature != SamplingOptions.temperature:
         raise InvalidInputError("a suite sets the temperatures itself; leave out --temperature")
-    if params.greedy and not suite and (odd := [name for name in names if LIKELIEST in name]):
-        raise InvalidInputError(f"greedy answers never draw, so leave out {LIKELIEST} of {', '.join(odd)}")
+    if params.greedy and not suite and (odd := [str(name) for name in names if name.way.draw is not None]):
+        raise InvalidInputError(f"greedy answers never draw, so leave out {', '.join(odd)}")
     check_writable(out)
     asked = [replace(sampling, temperature=one) for one in paper.TEMPERATURES] if suite else [sampling]
-    loaded = model.load(draft.feature_levels())
+    loaded = model.load_for(settings.draft)
     more_facts = {"repeats": repeats, "limit": limit, "first_turn": first_turn}
     # All of them are made before the first one runs: what is missing for the last is told now, not hours later.
     parts = []
     for one in asked:
         greedy = suite and one.sampling().greedy  # where nothing is drawn, whatever was asked
-        ours, head = ([n for n in names if LIKELIEST not in n], replace(draft, draw=None)) if greedy else (names, draft)
-        parts.append(prepare(ours, loaded, model, head, one, more_facts, chosen))
+        ours = [name for name in names if name.way.draw is None] if greedy else names
+        drafting = replace(settings, draw=None) if greedy else settings
+        parts.append(prepare(ours, loaded, model, drafting, one, more_facts, chosen))
     if check_reference:
         from eyas.bench.reference import TransformersReference
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.interrupt import deferred_interrupt
-from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions
+from eyas.cli.options import ModelOptions, SamplingOptions
 from eyas.errors import InvalidInputError
+from eyas.plan import PLAIN, DraftSettings
 
 if TYPE_CHECKING:
-    from eyas.bench.methods import EyasMethod
+    from eyas.bench.methods import EyasMethod, MethodName
     from eyas.bench.questions import Question
     from eyas.bench.run import Bench
     from eyas.loading import LoadedTarget
@@ -33,10 +34,10 @@ class Part:
 
 
 def prepare(
-    names: Sequence[str],
+    names: Sequence[MethodName],
     loaded: LoadedTarget,
     model: ModelOptions,
-    draft: DraftOptions,
+    draft: DraftSettings,
     sampling: SamplingOptions,
     more: dict[str, Any],
     questions: Sequence[Question],
@@ -60,7 +61,7 @@ def prepare(
             **more,
         },
         "target": asdict(loaded.target.info),
-        "plans": {method.name: method.plan.name for method in methods},
+        "plans": {method.name: str(method.plan.way) for method in methods},
         "budgets": {
             method.name: {key: getattr(method.plan.policy, key) for key in ("num_steps", "topk", "num_draft_tokens")}
             for method in methods
@@ -71,19 +72,22 @@ def prepare(
 
 
 def make_methods(
-    names: Sequence[str], loaded: LoadedTarget, model: ModelOptions, draft: DraftOptions, sampling: SamplingOptions
+    names: Sequence[MethodName],
+    loaded: LoadedTarget,
+    model: ModelOptions,
+    draft: DraftSettings,
+    sampling: SamplingOptions,
 ) -> list[EyasMethod]:
     """The methods called ``names``; the head is loaded only if one of them drafts."""
-    from eyas.bench.methods import BASELINE, EyasMethod, MethodName, method_plan
-    from eyas.plan import PLAIN
+    from eyas.bench.methods import BASELINE, EyasMethod, method_plan
 
     params = sampling.sampling()
-    policies = [MethodName.parse(name).policy for name in names if name != BASELINE]
-    if policies and draft.draft == "none":
+    ways = [name.planned for name in names if name.way.drafts]
+    if ways and draft.draft == "none":
         raise InvalidInputError(f"--draft none can only be measured as --methods {BASELINE}; choose a head")
-    planner = draft.planner(loaded, model, greedy=params.greedy, policies=policies) if policies else None
+    planner = model.planner(draft, loaded, greedy=params.greedy, ways=ways) if ways else None
     plans = {name: method_plan(name, planner) if planner is not None else PLAIN for name in names}
-    return [EyasMethod(name, loaded.target, loaded.tokenizer, params, plan) for name, plan in plans.items()]
+    return [EyasMethod(str(name), loaded.target, loaded.tokenizer, params, plan) for name, plan in plans.items()]
 
 
 @dataclass

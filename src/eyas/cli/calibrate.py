@@ -94,7 +94,7 @@ def measure(
 
     if save and not recalibrate:
         raise InvalidInputError("--save stores the map that --measure-only does not fit; leave out one of them")
-    settings = draft.settings()
+    settings = draft.settings(model.target)
     if settings.policy not in ("auto", "dynamic"):
         raise InvalidInputError(f"only dynamic trees ask for confidences, got --policy {settings.policy}")
     policy = DynamicPolicy(**settings.budget)
@@ -104,14 +104,14 @@ def measure(
     learned = load_questions(fit, limit, first_turn=True) if fit else []
     if recalibrate and not fit:
         learned, asked = split(asked)
-    folder = head_directory(draft.draft)
+    folder = head_directory(settings.draft)
     if folder is None:
-        raise InvalidInputError("plain decoding has no confidence to calibrate; choose a head (--draft)")
+        raise InvalidInputError(f"only a head has a confidence to calibrate, got --draft {settings.draft}")
     started = datetime.now(UTC)
-    loaded = model.load(draft.feature_levels())
-    drafter = load_drafter(draft.draft, loaded)
+    loaded = model.load_for(settings.draft)
+    drafter = load_drafter(settings.draft, loaded)
     assert drafter is not None
-    if line := head_notice(draft.draft, loaded):
+    if line := head_notice(settings.draft, loaded):
         notice(line)
     with _Bar() as tell:
         calibrator = Calibrator(

@@ -28,9 +28,9 @@ def chat_command(
 ) -> None:
     """Talk with the model; one line is one turn."""
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
-    loaded = model.load(draft.feature_levels())
-    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
+    settings = draft.settings(model.target, greedy=params.greedy)  # mistakes are told before a model is loaded
+    loaded = model.load_for(settings.draft)
+    plan = model.planner(settings, loaded, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer
     session = Session(loaded.target, plan.drafter)
     messages = opening(system)
@@ -64,7 +64,7 @@ def chat_command(
             continue
         print()
         if sys.stderr.isatty():
-            report(answer, None, plan.name, params.greedy)
+            report(answer, None, plan.way, params.greedy)
         messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 

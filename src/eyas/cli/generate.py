@@ -17,6 +17,7 @@ from eyas.completion import Completion, Divergence, collect, divergence
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, Step, generate
 from eyas.plan import PLAIN, DraftPlan
+from eyas.way import Way
 
 WARM_UP_TOKENS = 8
 """Tokens answered and thrown away before a comparison, so that neither side pays for first touches."""
@@ -46,9 +47,9 @@ def generate_command(
         raise InvalidInputError(f"--json prints one object and nothing else; leave out {' and '.join(unheard)}")
     prompt = read_prompt(prompt)
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
-    loaded = model.load(draft.feature_levels())
-    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
+    settings = draft.settings(model.target, greedy=params.greedy)  # mistakes are told before a model is loaded
+    loaded = model.load_for(settings.draft)
+    plan = model.planner(settings, loaded, greedy=params.greedy).plan()
     tokenizer = loaded.tokenizer
     ids = encode_prompt(tokenizer, prompt, raw=raw, system=system)
 
@@ -89,7 +90,7 @@ def generate_command(
         print_json(result)
         return
     print("" if streaming else ours.text)
-    report(ours, plain, plan.name, params.greedy, parted)
+    report(ours, plain, plan.way, params.greedy, parted)
     if viewer.best is not None:
         print_trees([viewer.best.without_dropped()])
 
@@ -120,14 +121,14 @@ def comparison(
 
 
 def report(
-    ours: Completion, plain: Completion | None, policy: str, greedy: bool, parted: Divergence | None = None
+    ours: Completion, plain: Completion | None, way: Way, greedy: bool, parted: Divergence | None = None
 ) -> None:
     """A few lines about speed, for people: on standard error, so that standard output holds the answer alone."""
     stats = ours.stats
     line = f"{len(ours.token_ids)} tokens ({ours.finish_reason}), {stats.tokens_per_second:.1f} tokens/s"
-    if policy != PLAIN.name:
+    if way.drafts:
         line += (
-            f"; {policy}: {stats.cycles} cycles, tau {stats.acceptance_length:.2f}, "
+            f"; {way}: {stats.cycles} cycles, tau {stats.acceptance_length:.2f}, "
             f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted"
         )
     print(f"[{line}]", file=sys.stderr)

@@ -34,11 +34,11 @@ def inspect_command(
     """Show how draft trees grow and what the model takes of them."""
     prompt = read_prompt(prompt)
     params, stop = sampling.sampling(), sampling.stopping()
-    draft.settings(greedy=params.greedy)  # mistakes are told before a model is loaded
-    if draft.draft == "none":
+    settings = draft.settings(model.target, greedy=params.greedy)  # mistakes are told before a model is loaded
+    if settings.draft == "none":
         raise InvalidInputError("plain decoding has no draft trees; choose a head with --draft")
-    loaded = model.load(draft.feature_levels())
-    plan = draft.planner(loaded, model, greedy=params.greedy).plan()
+    loaded = model.load_for(settings.draft)
+    plan = model.planner(settings, loaded, greedy=params.greedy).plan()
     if plan.drafter is None:
         raise InvalidInputError("eyas tune measured that drafting does not pay here; for trees all the same: --policy")
     tokenizer = loaded.tokenizer
@@ -53,7 +53,7 @@ def inspect_command(
     if svg is not None:
         write_page(svg, to_svg(cycles))
     if html is not None:
-        facts = f"{loaded.target.info.name}, {plan.name} tree, {facts_of(answer)}"
+        facts = f"{loaded.target.info.name}, {plan.way} tree, {facts_of(answer)}"
         opening = "" if cycle else viewer.opening
         write_page(html, to_html(cycles, title=" ".join(prompt.split())[:120], facts=facts, opening=opening))
     if svg is None and html is None:

@@ -20,6 +20,7 @@ from eyas.plan import DraftSettings, Planner, load_planner
 from eyas.policies import DynamicPolicy
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
+from eyas.way import Way
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,6 +35,22 @@ _sampling = partial(Option, rich_help_panel="Sampling and stopping")
 def notice(line: str) -> None:
     """Tell the user something that is no error."""
     print(f"eyas: {line}", file=sys.stderr, flush=True)
+
+
+def drafter_for(target: str | None, draft: str) -> str:
+    """Who drafts for a target where the user says ``--draft draft``. The default is a head that was trained for the
+    default model alone; others get n-grams, which serve any, and one line says so.
+
+    Raises:
+        InvalidInputError: a head by name that was shipped for another target.
+    """
+    from eyas.loading import check_drafter, ships_heads_for
+
+    if draft == "default" and not ships_heads_for(target):
+        notice(f"no draft head is shipped for {target}: what the text repeats drafts (--draft ngram)")
+        return "ngram"
+    check_drafter(draft, target)
+    return draft
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,12 @@ class ModelOptions:
     device: Annotated[str, _model(help="cpu, cuda, cuda:1, ...")] = "cpu"
     threads: Annotated[int | None, _model(help="CPU threads. Default: all cores.", show_default=False)] = None
 
+    def load_for(self, draft: str) -> LoadedTarget:
+        """The model, with the features that the drafter of this name reads."""
+        from eyas.loading import feature_levels
+
+        return self.load(feature_levels(draft))
+
     def load(self, feature_levels: int = 1) -> LoadedTarget:
         from eyas.loading import load_target
 
@@ -66,6 +89,20 @@ class ModelOptions:
             progress=lambda line: print(line, file=sys.stderr, flush=True),
         )
 
+    def planner(
+        self, settings: DraftSettings, loaded: LoadedTarget, *, greedy: bool, ways: Sequence[Way] | None = None
+    ) -> Planner:
+        """Load the drafter, and the profile if there is one; see ``eyas.plan.load_planner``."""
+        return load_planner(
+            settings,
+            loaded,
+            greedy=greedy,
+            ways=ways,
+            threads=self.threads,
+            device=self.device,
+            notice=notice,
+        )
+
 
 @dataclass(frozen=True)
 class DraftOptions:
@@ -74,9 +111,9 @@ class DraftOptions:
     draft: Annotated[
         str,
         _drafting(
-            help="Who drafts: 'eagle2', 'eagle3' (heads shipped for the default model), 'default' (the better one), "
-            "a head directory, a small model with the same tokens (directory, hub id, GGUF file), 'ngram' (repetitions "
-            "in the text), or 'none'."
+            help="Who drafts: 'eagle2', 'eagle3' (heads shipped for the default model), 'default' (the better one; "
+            "'ngram' for other models), a head directory, a small model with the same tokens (directory, hub id, GGUF "
+            "file), 'ngram' (repetitions in the text), or 'none'."
         ),
     ] = "default"
     policy: Annotated[
@@ -135,32 +172,12 @@ class DraftOptions:
         Path | None, _drafting(help="A certain profile of eyas tune instead of the usual one.", show_default=False)
     ] = None
 
-    def settings(self, *, greedy: bool = False) -> DraftSettings:
-        """What the user wants, checked before anything is loaded; ``greedy`` answers draw nothing."""
-        settings = DraftSettings(**asdict(self))
+    def settings(self, target: str | None, *, greedy: bool = False) -> DraftSettings:
+        """What the user wants of a target, checked before anything is loaded; ``greedy`` answers draw nothing."""
+        settings = DraftSettings(**{**asdict(self), "draft": drafter_for(target, self.draft)})
         if greedy:
             settings.check_greedy()
         return settings
-
-    def planner(
-        self, loaded: LoadedTarget, model: ModelOptions, *, greedy: bool, policies: Sequence[str] | None = None
-    ) -> Planner:
-        """Load the drafter, and the profile if there is one; see ``eyas.plan.load_planner``."""
-        return load_planner(
-            self.settings(),
-            loaded,
-            greedy=greedy,
-            policies=policies,
-            threads=model.threads,
-            device=model.device,
-            notice=notice,
-        )
-
-    def feature_levels(self) -> int:
-        """What the target must be loaded with for this head."""
-        from eyas.loading import feature_levels
-
-        return feature_levels(self.draft)
 
 
 @dataclass(frozen=True)

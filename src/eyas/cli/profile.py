@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from eyas.cli.models import tell
+from eyas.cli.options import drafter_for
 
 
 def profile_command(
@@ -28,13 +29,12 @@ def profile_command(
     from eyas.bench.profile import TYPES, profile, table
     from eyas.environment import command_line
     from eyas.loading import check_threads, head_directory
-    from eyas.models import DEFAULT_NAMES, load_source
+    from eyas.models import load_source
 
     check_threads(threads)
-    source = load_source(target, tell)
-    head = None if draft == "default" and source.name not in DEFAULT_NAMES else head_directory(draft)
+    head = head_directory(drafter_for(target, draft))
     result = profile(
-        source,
+        load_source(target, tell),
         types=TYPES if dtype is None else [name.strip() for name in dtype.split(",")],
         context=context,
         repeats=repeats,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.options import ModelOptions, notice, spread
+from eyas.cli.options import ModelOptions, drafter_for, notice, spread
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def tune_command(
 
     if draft == "none":
         raise InvalidInputError("--draft none has nothing to tune; choose a drafter")
+    draft = drafter_for(model.target, draft)
     settings = DraftSettings(draft=draft, num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
     measured = make_effort(effort, settings.budget)
     check_writable(out)
@@ -78,7 +79,7 @@ def tune_command(
         if not os.access(head, os.W_OK):
             raise InvalidInputError(f"--save cannot write into {head}; copy the head, and name the copy with --draft")
     profile = measure(model, draft, prompts, limit, temperature, measured)
-    from eyas.profile import save_profile
+    from eyas.profile_files import save_profile
 
     path = save_profile(profile, out)
     if head is not None:
@@ -119,14 +120,14 @@ def measure(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eyas.loading import feature_levels, head_notice, load_drafter
+    from eyas.loading import head_notice, load_drafter
     from eyas.plan import profile_key
     from eyas.sampling import SamplingParams
     from eyas.tuner import tune
 
     params = SamplingParams(temperature=temperature, seed=0)
     questions = read_prompts(files, limit)
-    loaded = model.load(feature_levels(draft))
+    loaded = model.load_for(draft)
     drafter = load_drafter(draft, loaded)
     assert drafter is not None
     if line := head_notice(draft, loaded):
@@ -171,13 +172,15 @@ def show(profile: Profile) -> None:
     from rich.console import Console
 
     from eyas.bench.tuning import tables
+    from eyas.profile_policies import fastest_way
+    from eyas.way import PLAINLY
 
     console = Console(highlight=False)
     for table in tables(profile):
         console.print(table)
-    speeds = {check.policy: check.speed for check in profile.checks}
-    fastest = profile.fastest()
-    if fastest == "none":
+    speeds = {check.way: check.speed for check in profile.checks}
+    fastest = fastest_way(profile)
+    if not fastest.drafts:
         console.print("Drafting does not pay here: --policy auto decodes plainly.")
     else:
-        console.print(f"--policy auto is {fastest}: {speeds[fastest] / speeds['none']:.2f} times plain decoding.")
+        console.print(f"--policy auto is {fastest}: {speeds[fastest] / speeds[PLAINLY]:.2f} times plain decoding.")
