@@ -170,12 +170,11 @@ class NativeEagleSession:
             drawing = (draws.rng.random((max_depth, topk, topk)), draws.temperature, CONFIDENCE)
         grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
-        known = (rule.calibration, values)
         proposals = {} if drawn is None else dict(self._proposals(topk, *drawn))
-        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals, known)
+        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals)
         if candidates.depth > 0:
             self._tokens, self._features = [], []
-        return candidates
+        return candidates.with_acceptance(rule.calibration, values) if rule.calibration.levels else candidates
 
     def _proposals(self, topk: int, nodes: Ints, places: Ints, weights: Floats) -> Iterator[tuple[int, Proposal]]:
         """What the children of each of n nodes were drawn from: places [n * topk], weights [n, draft vocab]."""
