@@ -27,6 +27,7 @@ from eyas.train.checkpoint import begun_run
 from eyas.train.evaluate import forecast, simulate
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
 from eyas.train.optimizer import HeadOptimizer
+from eyas.train.recipes.base import unroll
 from eyas.train.recipes.eagle import EagleRecipe
 from eyas.train.settings import TrainSettings, rate_share
 from eyas.train.store import Document, StoreWriter
@@ -101,6 +102,26 @@ def test_losses_by_hand() -> None:
     assert same.tolist() == [True]
     assert float(weighted_mean(torch.tensor([2.0, 8.0]), torch.tensor([3.0, 1.0]))) == 3.5
     assert float(weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]))) == 0.0
+
+
+def test_a_hard_share_moves_the_teacher_to_its_first_choice() -> None:
+    features = torch.tensor([[math.log(3.0), 0.0], [0.0, math.log(3.0)], [0.0, math.log(3.0)]])
+    teacher = teacher_probabilities(features, torch.eye(2), torch.tensor([0.4, 0.4, 0.0]))
+    torch.testing.assert_close(teacher, torch.tensor([[0.85, 0.15], [0.15, 0.85], [0.25, 0.75]]))
+
+
+def test_greedy_answers_alone_have_a_hard_share() -> None:
+    hard = replace(PLAIN, hard_share=1.0, regression_weight=0.0, distillation_weight=1.0)
+    soft = replace(hard, hard_share=0.0)
+    greedy = document(8, 1)
+    sampled = replace(greedy, greedy=False)
+    assert loss_of([[sampled]], 8, hard) == loss_of([[sampled]], 8, soft) == loss_of([[greedy]], 8, soft)
+    batch, target = make_batch([[greedy]], 8), weights()
+    with torch.no_grad():
+        outputs = next(iter(unroll(head(), batch, target.embedding[batch.tokens], batch.features, hard))).outputs
+    wanted = (batch.targets[batch.weights > 0] @ target.lm_head.T).argmax(dim=-1)
+    likelihood = torch.log_softmax(outputs @ target.lm_head.T, dim=-1).gather(1, wanted[:, None])
+    assert loss_of([[greedy]], 8, hard) == pytest.approx(-float(likelihood.mean()), rel=1e-5)
 
 
 def test_a_masked_row_gives_no_gradient() -> None:
@@ -196,9 +217,9 @@ def test_packing() -> None:
     assert any(rows != epoch_rows(np.array([5, 9, 3, 7, 4, 6]), 12, seed=1, epoch=e) for e in range(1, 5))
 
 
-@pytest.mark.parametrize("unroll", [1, 3])
-def test_the_loss_does_not_depend_on_how_documents_lie(unroll: int) -> None:
-    settings = replace(PLAIN, unroll=unroll)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_loss_does_not_depend_on_how_documents_lie(steps: int) -> None:
+    settings = replace(PLAIN, unroll=steps)
     documents = [document(5 + i, seed=i + 1) for i in range(4)]
     packed = loss_of([documents], 40, settings)
     assert loss_of([[d] for d in documents], 12, settings) == pytest.approx(packed, abs=1e-5)
@@ -218,15 +239,15 @@ def test_weighted_mean_of_batches_is_the_loss_of_all() -> None:
     assert loss_of([[d] for d in documents], 12) == pytest.approx(mean, abs=1e-5)
 
 
-@pytest.mark.parametrize("unroll", [1, 3])
-def test_packed_documents_never_see_each_other(unroll: int) -> None:
+@pytest.mark.parametrize("steps", [1, 3])
+def test_packed_documents_never_see_each_other(steps: int) -> None:
     first, second = document(6, 1), document(7, 2)
     batch = make_batch([[first, second]], 16)
     features = batch.features.clone().requires_grad_()
     only_second = batch.weights * (batch.documents == 1)
     target = weights()
     changed = Batch(**{**vars(batch), "features": features, "weights": only_second})
-    EagleRecipe().loss(head(), changed, target.embedding, target.lm_head, replace(PLAIN, unroll=unroll)).loss.backward()  # type: ignore[no-untyped-call]
+    EagleRecipe().loss(head(), changed, target.embedding, target.lm_head, replace(PLAIN, unroll=steps)).loss.backward()  # type: ignore[no-untyped-call]
     assert features.grad is not None
     assert (features.grad[0, :5] == 0).all()
     assert (features.grad[0, 5:11] != 0).any()

@@ -50,6 +50,13 @@ class TrainOptions:
     distillation_weight: Annotated[
         float | None, Option(help="Weight of the token loss. Default: 0.1.", show_default=False)
     ] = None
+    hard_share: Annotated[
+        float | None,
+        Option(
+            help="Of what greedy answers teach, the share of the model's first choice alone. Default: 0.0.",
+            show_default=False,
+        ),
+    ] = None
     unroll: Annotated[
         int | None, Option(help="Own steps learned from. Default: 1, 4 for eagle3.", show_default=False)
     ] = None

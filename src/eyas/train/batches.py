@@ -29,6 +29,7 @@ class Batch:
         positions: [B, S] int64, t; starts anew with each document.
         documents: [B, S] int64, number of the document within its row.
         weights: [B, S] float32: 1 where token t + 2 is part of an answer, ``prompt_weight`` where of a prompt.
+        greedy: [B, S] bool, whether the document was answered greedily.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class Batch:
     positions: Tensor
     documents: Tensor
     weights: Tensor
+    greedy: Tensor
 
     def to(self, device: torch.device) -> Batch:
         return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
@@ -126,6 +128,7 @@ def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight:
     positions = np.zeros((size, row_size), np.int64)
     documents = np.full((size, row_size), -1, np.int64)
     weights = np.zeros((size, row_size), np.float32)
+    greedy = np.zeros((size, row_size), np.bool_)
     features = torch.zeros(size, row_size, first.features.shape[1])
     targets = torch.zeros(size, row_size, first.final.shape[1])
     for r, row in enumerate(rows):
@@ -140,11 +143,20 @@ def make_batch(rows: Sequence[Sequence[Document]], row_size: int, prompt_weight:
             documents[r, place] = number
             predicted_is_answer = np.append(document.answer, True)[2 : n + 2]
             weights[r, place] = np.where(predicted_is_answer, 1.0, prompt_weight)
+            greedy[r, place] = document.greedy
             features[r, place] = document.features[:n].float()
             targets[r, place] = document.final[1 : n + 1].float()
             start += n
     as_tensor = torch.from_numpy
-    return Batch(as_tensor(tokens), features, targets, as_tensor(positions), as_tensor(documents), as_tensor(weights))
+    return Batch(
+        as_tensor(tokens),
+        features,
+        targets,
+        as_tensor(positions),
+        as_tensor(documents),
+        as_tensor(weights),
+        as_tensor(greedy),
+    )
 
 
 def epoch_rows(lengths: Ints, row_size: int, seed: int, epoch: int) -> list[list[int]]:

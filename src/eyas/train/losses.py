@@ -31,11 +31,24 @@ def weighted_mean(losses: Tensor, weights: Tensor, total: Tensor | None = None) 
 
 
 @torch.no_grad()
-def teacher_probabilities(features: Tensor, lm_head: Tensor) -> Tensor:
-    """The target's distribution over the scored tokens: features [n, H] true, lm_head [V, H] -> [n, V], its dtype."""
+def teacher_probabilities(features: Tensor, lm_head: Tensor, hard: Tensor | None = None) -> Tensor:
+    """What the student's distribution should be: the target's over the scored tokens, or nearer to its first choice.
+
+    Args:
+        features: [n, H] true.
+        lm_head: [V, H].
+        hard: [n] share that goes to the first choice alone, None for 0. A greedy answer accepts nothing else.
+
+    Returns:
+        [n, V] in the dtype of ``lm_head``.
+    """
     probabilities = features.new_empty((len(features), len(lm_head)), dtype=lm_head.dtype)
     for rows in _chunks(len(features)):
-        probabilities[rows] = _logits(features[rows], lm_head).softmax(dim=-1)
+        wanted = _logits(features[rows], lm_head).softmax(dim=-1)
+        if hard is not None:
+            share = hard[rows, None]
+            wanted = (wanted * (1 - share)).scatter_add_(1, wanted.argmax(dim=-1, keepdim=True), share)
+        probabilities[rows] = wanted
     return probabilities
 
 

@@ -26,6 +26,8 @@ class TrainSettings:
         weight_decay, beta2, clip: of both, of AdamW, and the largest gradient norm.
         noise: features get uniform noise of -noise..noise (EAGLE: 0.1 at H = 4096), scaled by their deviation.
         regression_weight, distillation_weight: of the two losses of an EAGLE-1/2 head (EAGLE-1: 1.0 and 0.1).
+        hard_share: of what a greedy answer teaches about the next token, the share of the target's first choice alone;
+            the rest is the target's distribution, which is all that sampled answers teach.
         unroll: steps of its own that the head learns to take (1: plain EAGLE; HASS: 3 to 4; EAGLE-3: 4 or more).
         unroll_after: optimiser steps before which it only learns the first (unrolling a head that knows nothing is
             dear and teaches little).
@@ -52,6 +54,7 @@ class TrainSettings:
     noise: float = 0.1
     regression_weight: float = 1.0
     distillation_weight: float = 0.1
+    hard_share: float = 0.0
     unroll: int = 1
     unroll_after: int = 0
     unroll_decay: float = 0.8
@@ -75,6 +78,8 @@ class TrainSettings:
         for name in ("warmup", "noise", "regression_weight", "distillation_weight", "unroll_after", "unroll_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidInputError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.hard_share <= 1:
+            raise InvalidInputError(f"hard_share must be from 0 to 1, got {self.hard_share}")
         if not 0 <= self.ema < 1:
             raise InvalidInputError(f"ema must be at least 0 and below 1, got {self.ema}")
         if not 0 <= self.seed < SEEDS:

@@ -224,7 +224,9 @@ class Trainer:
         rows = epoch_rows(np.array([len(d) for d in greedy]), row_size, 0, 0)
         batch = make_batch([[greedy[i] for i in row] for row in rows], row_size).to(self.device)
         with torch.no_grad():
-            loss = self.recipe.loss(head, batch, self.embedding, self.draft_lm_head, replace(self.settings, unroll=3))
+            loss = self.recipe.loss(
+                head, batch, self.embedding, self.draft_lm_head, replace(self.settings, unroll=3, hard_share=0.0)
+            )
         return {
             "held_out_acceptance_length": acceptance_length,
             "held_out_agreement": loss.agreement[0],

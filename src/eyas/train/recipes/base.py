@@ -142,6 +142,14 @@ def unroll(
         hidden = _follow(hidden, out)
 
 
+def hard_shares(batch: Batch, settings: TrainSettings) -> Tensor | None:
+    """``settings.hard_share`` at the rows whose batch weight is above 0 and whose document is greedy, 0 at the other
+    counted ones: [n] float32; None where it is 0 everywhere."""
+    if settings.hard_share == 0.0:
+        return None
+    return batch.greedy[batch.weights > 0].float() * settings.hard_share
+
+
 def _follow(hidden: Tensor, out: Tensor) -> Tensor:
     """The output of pair t - 1 stands in for the true feature t. Behind a gap the pair before is another's: such a
     pair's own loss does not count, nor does any counted pair see it."""

@@ -15,7 +15,7 @@ from eyas.heads.eagle import EagleHead, initialise
 from eyas.heads.layers import head_arrays
 from eyas.train.batches import Batch
 from eyas.train.losses import distillation_loss, regression_loss, teacher_probabilities, weighted_mean
-from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, unroll
+from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, hard_shares, unroll
 from eyas.train.settings import TrainSettings
 from eyas.tree import Ints
 
@@ -47,7 +47,7 @@ class EagleRecipe(Recipe[EagleConfig, EagleHead]):
         agreement = []
         rows = batch.weights > 0  # [B, S]
         true = batch.targets[rows]  # [n, H]
-        teacher = teacher_probabilities(true, draft_lm_head)  # [n, draft vocab]
+        teacher = teacher_probabilities(true, draft_lm_head, hard_shares(batch, settings))  # [n, draft vocab]
         for step in unroll(head, batch, embedding[batch.tokens], features, settings, add_up):
             distillation, same = distillation_loss(step.outputs, draft_lm_head, teacher, step.weights, step.total)
             regression = weighted_mean(regression_loss(step.outputs, true), step.weights, step.total)

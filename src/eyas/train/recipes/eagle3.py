@@ -16,7 +16,7 @@ from eyas.heads.eagle3 import Eagle3Head, initialise
 from eyas.heads.layers import head_arrays
 from eyas.train.batches import Batch
 from eyas.train.losses import distillation_loss, teacher_probabilities, weighted_mean
-from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, unroll
+from eyas.train.recipes.base import AddUp, BatchLoss, Recipe, alone, hard_shares, unroll
 from eyas.train.settings import TrainSettings
 from eyas.tree import Ints
 
@@ -44,13 +44,15 @@ class Eagle3Recipe(Recipe[Eagle3Config, Eagle3Head]):
         noise: Tensor | None = None,
         add_up: AddUp = alone,
     ) -> BatchLoss:
-        """Cross-entropy to the target's distribution, renormalised over the draft vocabulary."""
+        """Cross-entropy to the target's distribution over the draft vocabulary, see ``teacher_probabilities``."""
         features = batch.features if noise is None else batch.features + noise  # [B, S, 3H]
         total = features.new_zeros(())
         distillation_sum = shares = 0.0
         agreement = []
         rows = batch.weights > 0  # [B, S]
-        teacher = teacher_probabilities(batch.targets[rows], draft_lm_head)  # [n, draft vocab]
+        teacher = teacher_probabilities(
+            batch.targets[rows], draft_lm_head, hard_shares(batch, settings)
+        )  # [n, draft vocab]
         scoring_rows = head.scoring_rows(draft_lm_head).to(draft_lm_head.dtype)
         for step in unroll(head, batch, embedding[batch.tokens], head.fuse(features), settings, add_up):
             distillation, same = distillation_loss(
