@@ -23,7 +23,7 @@ from eyas.native import default_threads
 from eyas.policies.base import TreePolicy
 from eyas.policies.budgeted import BudgetedPolicy
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.policies.sequoia import Acceptance, as_acceptance
+from eyas.policies.sequoia import AcceptanceTable, as_acceptance
 from eyas.policies.static import StaticPolicy
 from eyas.replay import GridPoint
 from eyas.targets.base import TargetInfo
@@ -200,7 +200,7 @@ class Profile:
 
     key: ProfileKey
     costs: CostTable
-    acceptance: Acceptance
+    acceptance: AcceptanceTable
     calibration: Calibration
     rate: float
     best: GridPoint | None

@@ -20,7 +20,7 @@ from eyas.calibration import IDENTITY, Calibration
 from eyas.costs import CURVE, CostTable
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates
-from eyas.policies.sequoia import Acceptance, as_acceptance
+from eyas.policies.sequoia import AcceptanceTable, as_acceptance
 from eyas.tree import Doubles, Ints
 
 NEGLIGIBLE = 0.005
@@ -53,7 +53,7 @@ class BudgetedPolicy:
     """
 
     costs: CostTable
-    acceptance: Acceptance
+    acceptance: AcceptanceTable
     num_steps: int = 8
     topk: int = 8
     num_draft_tokens: int = 32
