@@ -136,7 +136,7 @@ def test_wrong_tensors_are_named(tmp_path: Path, file: str, change: dict[str, An
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_hidden_layers": 2}, "one layer"),
+        ({"num_hidden_layers": 2}, r"missing: layers\.1\.input_layernorm\.weight"),
         ({"target_hidden_size": 32}, r"hidden_size 16 for a target with 32"),
         ({"draft_vocab_size": 41}, "draft_vocab_size must lie"),
     ],

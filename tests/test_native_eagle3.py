@@ -48,6 +48,7 @@ HEADS: dict[str, Eagle3Config] = {
     "whole vocabulary": replace(CONFIG, draft_vocab_size=None),
     "target's lm_head": replace(CONFIG, target_lm_head=True),
     "target's lm_head, whole vocabulary": replace(CONFIG, target_lm_head=True, draft_vocab_size=None),
+    "three layers": replace(CONFIG, num_layers=3),
     "scaled rope": replace(CONFIG, rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 4.0}),
 }
 POLICIES: list[TreePolicy] = [

@@ -95,12 +95,32 @@ def test_heads_of_another_shape_are_refused(store: Path, tmp_path: Path) -> None
     head = tmp_path / "one" / "head"
     others: list[tuple[HeadConfig, str]] = [
         (CONFIGS["eagle"], "its kind"),
-        (replace(CONFIGS["eagle3"], intermediate_size=48), "intermediate_size is 32 there, asked for is 48"),
+        (replace(CONFIGS["eagle3"], intermediate_size=24), "intermediate_size is 32 there, asked for is 24"),
         (CONFIGS["own lm_head"], "target_lm_head is True there, asked for is False"),
     ]
     for config, words in others:
         with pytest.raises(CheckpointError, match=f"a head of another shape: {words}"):
             trainer(store, config, tmp_path / "two", head)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_larger_head_begins_with_the_same_output(store: Path, tmp_path: Path, name: str) -> None:
+    config = CONFIGS[name]
+    trainer(store, config, tmp_path / "one").run()
+    before = trainer(store, config, tmp_path / "two", tmp_path / "one" / "head")
+    larger = replace(config, num_layers=config.num_layers + 1, intermediate_size=40)
+    grown = trainer(store, larger, tmp_path / "three", tmp_path / "one" / "head")
+    embeds, hidden = torch.randn(2, 2, 7, config.hidden_size).unbind()
+    positions = torch.arange(7)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            grown.head(embeds, hidden, positions), before.head(embeds, hidden, positions), rtol=1e-5, atol=1e-5
+        )
+    start = {key: tensor.clone() for key, tensor in grown.head.state_dict().items()}
+    grown.run()
+    assert all((tensor != start[key]).any() for key, tensor in grown.head.state_dict().items() if "proj" in key)
+    with pytest.raises(CheckpointError, match="intermediate_size is 40 there, asked for is 32; num_layers"):
+        trainer(store, config, tmp_path / "four", tmp_path / "three" / "head")
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -142,7 +162,6 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "is not a directory" in eyas("train", data, "--out", tmp_path / "x", "--init-from", tmp_path / "nowhere")
     assert "threads must be" in eyas("train", data, "--out", tmp_path / "x", "--threads", 0)
     assert "intermediate_size" in eyas("train", data, "--out", tmp_path / "x", "--intermediate-size", 0)
-    assert "one layer" in eyas("train", data, "--out", tmp_path / "x", "--kind", "eagle3", "--layers", 2)
     assert "add --optimizer muon" in eyas("train", data, "--out", tmp_path / "x", "--matrix-learning-rate", 0.1)
     assert "for EAGLE-3 heads" in eyas("train", data, "--out", tmp_path / "x", "--own-lm-head")
     assert "optimiser" in eyas("train", data, "--out", two, *few, "--draft-vocab-size", 20, "--optimizer", "muon")

@@ -88,10 +88,13 @@ def train_command(
     kind: Annotated[
         Literal["eagle", "eagle3"], Option(help="The kind of head; eagle3 needs answers with its features.")
     ] = "eagle",
-    layers: Annotated[int, Option(help="Decoder layers of an EAGLE-1/2 head; each costs as much as the first.")] = 1,
+    layers: Annotated[int, Option(help="Decoder layers of the head; each costs as much as the first.")] = 1,
     init_from: Annotated[
         str | None,
-        Option(help="A head of the same kind and shape whose weights a new run begins with.", show_default=False),
+        Option(
+            help="A head of the same kind, of the same shape or smaller, whose weights a new run begins with.",
+            show_default=False,
+        ),
     ] = None,
     own_lm_head: Annotated[
         bool, Option("--own-lm-head", help="Train an EAGLE-3 head's lm_head, too; else it uses the model's.")

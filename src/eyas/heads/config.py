@@ -97,6 +97,15 @@ class HeadConfig:
         shapes[at + "mlp.down_proj.weight"] = (hidden, mlp)
         return shapes
 
+    def later_layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The layers after the first, which are a Llama's own, input norm and all, whatever the kind of head."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer in range(1, self.num_layers):
+            at = f"layers.{layer}."
+            shapes[at + "input_layernorm.weight"] = (self.hidden_size,)
+            shapes |= self.layer_shapes(at, self.hidden_size)
+        return shapes
+
 
 @dataclass(frozen=True)
 class EagleConfig(HeadConfig):
@@ -117,17 +126,13 @@ class EagleConfig(HeadConfig):
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
         if self.fc_bias:
             shapes["fc.bias"] = (hidden,)
-        for layer in range(self.num_layers):
-            at = f"layers.{layer}."
-            if layer > 0:
-                shapes[at + "input_layernorm.weight"] = (hidden,)
-            shapes |= self.layer_shapes(at, hidden)
-        return shapes
+        return shapes | self.layer_shapes("layers.0.", hidden) | self.later_layer_shapes()
 
 
 @dataclass(frozen=True)
 class Eagle3Config(HeadConfig):
-    """The shape of an EAGLE-3 head: one layer over ``FEATURE_LEVELS`` levels of the target, with a final norm.
+    """The shape of an EAGLE-3 head: 1 layer as published, the first over ``FEATURE_LEVELS`` levels of the target; a
+    final norm.
 
     Attributes:
         target_lm_head: the target's lm_head scores, as for EAGLE-1/2; else the head has one of its own, as published.
@@ -136,11 +141,6 @@ class Eagle3Config(HeadConfig):
     FEATURE_LEVELS: ClassVar[int] = 3
 
     target_lm_head: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_layers != 1:
-            raise InvalidInputError(f"an EAGLE-3 head has one layer, got num_layers {self.num_layers}")
 
     @property
     def feature_size(self) -> int:
@@ -158,6 +158,7 @@ class Eagle3Config(HeadConfig):
             "midlayer.input_layernorm.weight": (hidden,),
             "midlayer.hidden_norm.weight": (hidden,),
             **self.layer_shapes("midlayer.", 2 * hidden),
+            **self.later_layer_shapes(),
             "norm.weight": (hidden,),
         }
         if not self.target_lm_head:

@@ -17,25 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.heads.config import EagleConfig
-from eyas.heads.layers import MLP, Attention, DraftHead, HeadCache, RMSNorm, normal_, with_arrays
-
-
-class Layer(nn.Module):
-    """A Llama decoder layer; the first of a head comes without input norm."""
-
-    def __init__(self, config: EagleConfig, index: int) -> None:
-        super().__init__()
-        self.index = index
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if index > 0 else None
-        self.self_attn = Attention(config, config.hidden_size)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: HeadCache | None) -> Tensor:
-        read = x if self.input_layernorm is None else self.input_layernorm(x)
-        x = x + self.self_attn(read, cos, sin, mask, cache, self.index)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+from eyas.heads.layers import DraftHead, HeadCache, Layer, normal_, with_arrays
 
 
 class EagleHead(DraftHead):
@@ -47,7 +29,7 @@ class EagleHead(DraftHead):
         super().__init__(config)
         self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, index, input_norm=index > 0) for index in range(config.num_layers))
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

@@ -6,7 +6,8 @@
     draft logits = lm_head(norm(out_t))         over the draft vocabulary; lm_head is the head's own or the target's
 
 Where feature t+1 is not known yet, out_t stands in for h_{t+1}: before the final norm, and without fc. Index and
-position of a pair are those of the EAGLE-1/2 head.
+position of a pair are those of the EAGLE-1/2 head. Ours alone are heads of several layers: those after the first are a
+Llama's own and come between out and norm.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eyas.heads.config import Eagle3Config
-from eyas.heads.layers import MLP, Attention, DraftHead, HeadCache, RMSNorm, normal_, with_arrays
+from eyas.heads.layers import MLP, Attention, DraftHead, HeadCache, Layer, RMSNorm, normal_, with_arrays
 
 
 class MidLayer(nn.Module):
@@ -52,6 +53,7 @@ class Eagle3Head(DraftHead):
         self.config = config
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.midlayer = MidLayer(config)
+        self.layers = nn.ModuleDict({str(index): Layer(config, index) for index in range(1, config.num_layers)})
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None
         if not config.target_lm_head:
@@ -65,6 +67,8 @@ class Eagle3Head(DraftHead):
         self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: HeadCache | None
     ) -> Tensor:
         out: Tensor = self.midlayer(embeds, hidden, cos, sin, mask, cache)
+        for layer in self.layers.values():
+            out = layer(out, cos, sin, mask, cache)
         return out
 
     def scoring_rows(self, draft_lm_head: Tensor) -> Tensor:

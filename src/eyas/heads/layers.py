@@ -125,6 +125,24 @@ class MLP(nn.Module):
         return out
 
 
+class Layer(nn.Module):
+    """A Llama decoder layer, the ``index``-th of a head; the first of an EAGLE-1/2 head has no input norm."""
+
+    def __init__(self, config: HeadConfig, index: int, *, input_norm: bool = True) -> None:
+        super().__init__()
+        self.index = index
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
+        self.self_attn = Attention(config, config.hidden_size)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: HeadCache | None) -> Tensor:
+        read = x if self.input_layernorm is None else self.input_layernorm(x)
+        x = x + self.self_attn(read, cos, sin, mask, cache, self.index)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
 class DraftHead(nn.Module, ABC):
     """A head's own weights and its arithmetic; the target's embedding stays with the target.
 

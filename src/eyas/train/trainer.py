@@ -36,7 +36,7 @@ from eyas.train.processes import Processes
 from eyas.train.recipes import recipe_for
 from eyas.train.recipes.base import BatchLoss
 from eyas.train.settings import TrainSettings, rate_share
-from eyas.train.start import start_weights
+from eyas.train.start import check_start, start_weights
 from eyas.train.store import Document, FeatureStore, writing
 from eyas.tree import Ints
 
@@ -91,7 +91,7 @@ class Trainer:
         config: shape of the head.
         out: the run's directory; a run found there is continued.
         metadata: recorded with the head.
-        start: a head whose weights a new run begins with.
+        start: a head whose weights a new run begins with; it may be smaller (see ``eyas.train.start``).
         make_drafter: what tries heads out; None for the recipe's, in PyTorch.
         processes: those that train together. The first writes; the others need not see ``out``, only the stores.
     """
@@ -114,7 +114,8 @@ class Trainer:
                 f"a batch of {settings.rows} rows cannot be shared by {processes.count} processes; --rows "
                 f"{processes.count} gives each one row, and makes the batch larger"
             )
-        begin_with = None if start is None else start_weights(start, config)
+        if start is not None:
+            check_start(start, config)
         self.settings = settings
         self.processes = processes
         self.recipe = recipe_for(config)
@@ -154,8 +155,8 @@ class Trainer:
         self.draft_lm_head = scored.bfloat16() if self._autocast else scored
         self.head: DraftHead = self.recipe.new_head(config)
         self.recipe.initialise(self.head, scored.cpu(), target.norm, torch.Generator().manual_seed(settings.seed))
-        if begin_with is not None:
-            self.head.load_state_dict(begin_with)
+        if start is not None:
+            self.head.load_state_dict(start_weights(start, self.head.state_dict()))
         self.head.to(self.device)
         self.average = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
         self.optimizer = HeadOptimizer(self.head, settings)
@@ -243,7 +244,9 @@ class Trainer:
         was saved. 0 where it is gone."""
         if not (self.out / "head").exists():
             return 0.0
-        head = self._frozen(start_weights(load_head(self.out / "head"), self.head.config))
+        saved = load_head(self.out / "head")
+        check_start(saved, self.head.config)
+        head = self._frozen(start_weights(saved, self.head.state_dict()))
         return self._acceptance_length(head, held_out[: self.settings.evaluate_documents])
 
     def _torch_drafter(self, head: DraftHead, d2t: Ints | None) -> Drafter:

@@ -1,6 +1,6 @@
 // Draft heads. EAGLE-1/2: fc over (embedding, feature), decoder layers of which the first has no input norm, no final
-// norm, scores through the target's lm_head or some of its rows. EAGLE-3: fc over three feature levels, one layer whose
-// attention reads embedding and hidden state, a final norm, and mostly an lm_head of its own.
+// norm, scores through the target's lm_head or some of its rows. EAGLE-3: fc over three feature levels, layers of which the
+// first attends over embedding and hidden state, a final norm, and mostly an lm_head of its own.
 #pragma once
 
 #include <mutex>

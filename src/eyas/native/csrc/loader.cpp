@@ -126,10 +126,12 @@ void load_eagle3(Head& head, const Loader& loader) {
   const Config& c = head.decoder.config;
   // Hidden states of inner layers have few huge numbers among small ones, which one scale per row cannot hold.
   head.fc = loader.linear({{"fc.weight", c.hidden}}, 3 * c.hidden, float_type(loader.type()), false);
-  Layer layer = loader.layer("midlayer.", c, false, 2 * c.hidden);
-  layer.embedding_norm = loader.weights().vector("midlayer.input_layernorm.weight", c.hidden);
-  layer.input_norm = loader.weights().vector("midlayer.hidden_norm.weight", c.hidden);
-  head.decoder.layers.push_back(std::move(layer));
+  Layer first = loader.layer("midlayer.", c, false, 2 * c.hidden);
+  first.embedding_norm = loader.weights().vector("midlayer.input_layernorm.weight", c.hidden);
+  first.input_norm = loader.weights().vector("midlayer.hidden_norm.weight", c.hidden);
+  head.decoder.layers.push_back(std::move(first));
+  for (int l = 1; l < c.layers; ++l)
+    head.decoder.layers.push_back(loader.layer("layers." + std::to_string(l) + ".", c, true, c.hidden));
   head.norm = loader.weights().vector("norm.weight", c.hidden);
   if (loader.weights().has("lm_head.weight"))
     head.own_lm_head = loader.linear({{"lm_head.weight", head.draft_vocab()}}, c.hidden);
@@ -175,12 +177,10 @@ std::shared_ptr<Head> make_head(std::shared_ptr<Model> target, nb::dict config, 
     throw std::invalid_argument("the head's hidden and vocabulary sizes must be the target's");
   if (token_ids) head->token_ids = checked_ids(*token_ids, c.vocab);
   Loader loader(target->decoder.kernels, *target->pool, head->arena, weights, type);
-  if (!loader.weights().has("midlayer.hidden_norm.weight")) {
-    load_eagle(*head, loader);
-  } else {
-    if (c.layers != 1) throw std::invalid_argument("an EAGLE-3 head has one layer");
+  if (loader.weights().has("midlayer.hidden_norm.weight"))
     load_eagle3(*head, loader);
-  }
+  else
+    load_eagle(*head, loader);
   return head;
 }
 
