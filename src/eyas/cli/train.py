@@ -92,7 +92,7 @@ def train_command(
     init_from: Annotated[
         str | None,
         Option(
-            help="A head of the same kind, of the same shape or smaller, whose weights a new run begins with.",
+            help="A head of the same kind, no larger, whose weights a new run begins with.",
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 256
-"""Rows whose logits exist at one time: [CHUNK, V] float32 stays in a core's cache at draft vocabulary sizes."""
+"""Rows whose logits exist at one time."""
 
 
 def regression_loss(predicted: Tensor, true: Tensor) -> Tensor:
@@ -43,11 +43,15 @@ def teacher_probabilities(features: Tensor, lm_head: Tensor, hard: Tensor | None
         [n, V] in the dtype of ``lm_head``.
     """
     probabilities = features.new_empty((len(features), len(lm_head)), dtype=lm_head.dtype)
+    room = _Room(len(features), lm_head)
     for rows in _chunks(len(features)):
-        wanted = _logits(features[rows], lm_head).softmax(dim=-1)
+        logits, wanted, _, product = room.of(rows)
+        _logits(features[rows], lm_head, product, logits)
+        torch.softmax(logits, dim=-1, out=wanted)
         if hard is not None:
             share = hard[rows, None]
-            wanted = (wanted * (1 - share)).scatter_add_(1, wanted.argmax(dim=-1, keepdim=True), share)
+            wanted *= 1 - share
+            wanted.scatter_add_(1, logits.max(dim=-1, keepdim=True).indices, share)
         probabilities[rows] = wanted
     return probabilities
 
@@ -79,22 +83,27 @@ class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, lm_head: Tensor, teacher: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         wants_features, wants_head = ctx.needs_input_grad[:2]
-        feature_gradient = torch.zeros_like(features) if wants_features else None
+        feature_gradient = torch.empty_like(features) if wants_features else None
         head_gradient = torch.zeros_like(lm_head, dtype=torch.float32) if wants_head else None
         same = torch.empty(len(features), dtype=torch.bool, device=features.device)
         loss = torch.zeros((), device=features.device)
+        room = _Room(len(features), lm_head)
         for rows in _chunks(len(features)):
-            logits, wanted, share = _logits(features[rows], lm_head), teacher[rows].float(), shares[rows, None]
+            logits, wanted, student, product = room.of(rows)
+            share = shares[rows, None]
+            _logits(features[rows], lm_head, product, logits)
+            wanted.copy_(teacher[rows])
             top, best = logits.max(dim=-1, keepdim=True)
             same[rows] = wanted.gather(1, best)[:, 0] == wanted.amax(dim=-1)
-            student = logits.softmax(dim=-1)
+            torch.softmax(logits, dim=-1, out=student)
             log_total = top - student.gather(1, best).log()
-            loss += ((log_total - (wanted * logits).sum(dim=-1, keepdim=True)) * share).sum()
-            slope = student.sub_(wanted).to(lm_head.dtype)
+            student -= wanted
+            loss += ((log_total - wanted.mul_(logits).sum(dim=-1, keepdim=True)) * share).sum()
+            product.copy_(student)
             if feature_gradient is not None:
-                feature_gradient[rows] = (slope @ lm_head) * share
+                feature_gradient[rows] = (product @ lm_head) * share
             if head_gradient is not None:
-                head_gradient += slope.T @ (features[rows] * share).to(lm_head.dtype)
+                head_gradient += product.T @ (features[rows] * share).to(lm_head.dtype)
         ctx.gradients = feature_gradient, head_gradient
         ctx.mark_non_differentiable(same)
         return loss, same
@@ -105,13 +114,31 @@ class _Distillation(torch.autograd.Function):
         return by_features, by_head, None, None
 
 
-def _logits(features: Tensor, lm_head: Tensor) -> Tensor:
-    """[n, H], [V, H] -> [n, V] float32, multiplied in the dtype of lm_head."""
-    return (features.to(lm_head.dtype) @ lm_head.T).float()
+class _Room:
+    """Where a chunk's numbers are worked out, [CHUNK, V] each: three in float32, one in the dtype of lm_head. The same
+    for all chunks, because fresh memory costs more than what is computed there."""
+
+    def __init__(self, rows: int, lm_head: Tensor) -> None:
+        shape = min(rows, CHUNK), len(lm_head)
+        self._wide = [lm_head.new_empty(shape, dtype=torch.float32) for _ in range(3)]
+        self._product = lm_head.new_empty(shape)
+
+    def of(self, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As many rows of each."""
+        count = rows.stop - rows.start
+        first, second, third = (wide[:count] for wide in self._wide)
+        return first, second, third, self._product[:count]
+
+
+def _logits(features: Tensor, lm_head: Tensor, product: Tensor, logits: Tensor) -> None:
+    """features [n, H], lm_head [V, H] -> ``logits`` [n, V] float32, multiplied in the dtype of lm_head, in ``product``
+    [n, V]."""
+    torch.mm(features.to(lm_head.dtype), lm_head.T, out=product)
+    logits.copy_(product)
 
 
 def _chunks(rows: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, rows, CHUNK)]
+    return [slice(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]
 
 
 def _divisor(weights: Tensor, total: Tensor | None) -> Tensor:

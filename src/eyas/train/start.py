@@ -38,9 +38,10 @@ def check_start(start: HeadCheckpoint[Any], config: HeadConfig) -> None:
 
 
 def start_weights(start: HeadCheckpoint[Any], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of ``start`` for a head that may be larger, float32 under their names; it begins with the same output.
+    """The weights of ``start`` for a head that may be larger, float32 under their names.
 
-    What is new comes from ``fresh``, but for what writes: further layers and a wider MLP add nothing at first.
+    What is new comes from ``fresh``, but for what writes: further layers and a wider MLP add nothing at first, and the
+    larger head begins with the same output.
 
     Args:
         fresh: the start values that the head would have otherwise.
