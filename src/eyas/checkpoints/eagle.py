@@ -15,10 +15,13 @@ from eyas.checkpoints.head_layout import (
     HeadCheckpoint,
     check_offsets,
     check_shapes,
+    integers,
     own_tensors,
     read_config,
     settings_of,
     storable,
+    stored_type,
+    weights,
 )
 from eyas.errors import CheckpointError
 from eyas.heads.config import EagleConfig
@@ -60,9 +63,9 @@ def parse_eagle(stored: StoredHead) -> EagleCheckpoint:
     return EagleCheckpoint(
         name=str(path),
         config=config,
-        tensors={name: tensor.float32(name, path) for name, tensor in named.items()},
-        dtype=named["fc.weight"].dtype(path),
-        d2t=None if d2t is None else check_offsets(d2t.integers("d2t", path), config.vocab_size, path),
+        tensors=weights(named, path),
+        dtype=stored_type(named["fc.weight"], path),
+        d2t=None if d2t is None else check_offsets(integers(d2t, "d2t", path), config.vocab_size, path),
         metadata=stored.metadata,
     )
 
