@@ -15,11 +15,11 @@ from eyas.checkpoints.head_layout import (
     HeadCheckpoint,
     check_offsets,
     check_shapes,
+    head_entries,
     integers,
     own_tensors,
     read_config,
     settings_of,
-    storable,
     stored_type,
     weights,
 )
@@ -92,15 +92,7 @@ def save_eagle(
     Raises:
         CheckpointError: tensors that do not fit the config or are not finite.
     """
-    shapes, given = config.tensor_shapes(), {name: array.shape for name, array in tensors.items()}
-    if config.draft_vocab_size is not None:
-        shapes["d2t"] = (config.draft_vocab_size,)
-    if d2t is not None:
-        given["d2t"] = d2t.shape
-    check_shapes(shapes, given, KIND, "the head to be saved")
-    entries = storable(tensors, dtype)
-    if d2t is not None:
-        entries["d2t"] = check_offsets(d2t, config.vocab_size, "the head to be saved")
+    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
     settings = settings_of(config, "LlamaForCausalLMEagle", dtype) | {"bias": config.fc_bias}
     write_head(path, settings, entries, metadata or {})
 

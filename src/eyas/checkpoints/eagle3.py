@@ -22,11 +22,11 @@ from eyas.checkpoints.head_layout import (
     bools,
     check_offsets,
     check_shapes,
+    head_entries,
     integers,
     own_tensors,
     read_config,
     settings_of,
-    storable,
     stored_type,
     weights,
 )
@@ -104,15 +104,8 @@ def save_eagle3(
 
     ``settings`` are added to ``config.json``, or replace what would stand there.
     """
-    shapes, given = config.tensor_shapes(), {name: array.shape for name, array in tensors.items()}
-    if config.draft_vocab_size is not None:
-        shapes["d2t"] = (config.draft_vocab_size,)
+    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
     if d2t is not None:
-        given["d2t"] = d2t.shape
-    check_shapes(shapes, given, KIND, "the head to be saved")
-    entries = storable(tensors, dtype)
-    if d2t is not None:
-        entries["d2t"] = check_offsets(d2t, config.vocab_size, "the head to be saved")
         entries["t2d"] = _contained(d2t, config.vocab_size)
     usual = settings_of(config, "LlamaForCausalLMEagle3", dtype)
     usual["draft_vocab_size"] = config.scored_tokens  # the published code reads it of every head

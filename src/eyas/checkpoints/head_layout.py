@@ -234,6 +234,36 @@ def check_offsets(offsets: Ints, vocab_size: int, where: str | Path) -> Ints:
     return offsets
 
 
+def head_entries(
+    config: HeadConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Floats],
+    d2t: Ints | None,
+    dtype: Literal["bfloat16", "float32"],
+    kind: str,
+) -> dict[str, NDArray[Any]]:
+    """A head as it is written: its tensors, and ``d2t`` [draft_vocab_size] where it has a draft vocabulary.
+
+    Args:
+        shapes: of the tensors, by name.
+
+    Raises:
+        CheckpointError: names or shapes that do not fit the config, values that are not finite, offsets that lead
+            nowhere.
+    """
+    where, expected = "the head to be saved", dict(shapes)
+    given = {name: array.shape for name, array in tensors.items()}
+    if config.draft_vocab_size is not None:
+        expected["d2t"] = (config.draft_vocab_size,)
+    if d2t is not None:
+        given["d2t"] = d2t.shape
+    check_shapes(expected, given, kind, where)
+    entries = storable(tensors, dtype)
+    if d2t is not None:
+        entries["d2t"] = check_offsets(d2t, config.vocab_size, where)
+    return entries
+
+
 def storable(tensors: Mapping[str, Floats], dtype: Literal["bfloat16", "float32"]) -> dict[str, NDArray[Any]]:
     """The arrays as they are written; bfloat16 rounds to nearest, ties to even.
 
