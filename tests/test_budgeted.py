@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.calibration import Calibration, LevelMap, reliability
+from eyas.calibration import IDENTITY, Calibration, LevelMap, reliability
 from eyas.costs import CostTable, monotone
 from eyas.errors import InvalidInputError
 from eyas.generate import Session, generate
@@ -50,8 +50,8 @@ class Table:
         return Children(np.tile(np.arange(self.k), (len(rows), 1)), np.array(rows))
 
 
-def grown(table: Table, steps: int) -> Candidates:
-    trace = PolicyTrace(DynamicPolicy(steps, table.k, 99))
+def grown(table: Table, steps: int, calibration: Calibration = IDENTITY) -> Candidates:
+    trace = PolicyTrace(DynamicPolicy(steps, table.k, 99, calibration=calibration))
     grow_tree(7, trace, steps, table.score)
     assert trace.candidates is not None
     return trace.candidates
@@ -280,13 +280,22 @@ def test_calibrated_values_never_grow_along_a_path(table: Table, steps: int, see
     for depth in range(1, 3):
         level = candidates.log_values[slice(*candidates.levels[min(depth, steps) : min(depth, steps) + 2])]
         levels.append((level, rng.random(len(level)) < 0.5))
-    values = Calibration.fit(levels).acceptance(candidates)
+    values = candidates.acceptance_by(Calibration.fit(levels))
     assert values[0] == 1.0
     assert (values[1:] <= values[candidates.parents[1:]]).all()
     assert (values >= 0).all()
     policy = BudgetedPolicy(COSTS, RATES, 6, table.k, calibration=Calibration.fit(levels))
     selected = policy.select(candidates)
     assert set(candidates.parents[selected].tolist()) <= {0, *selected.tolist()}
+
+
+@given(tables, st.integers(1, 4))
+def test_acceptance_kept_from_level_to_level_is_what_it_is_afresh(table: Table, steps: int) -> None:
+    calibration = Calibration((LevelMap((-2.0, -0.1), (-1.5, -0.2)), LevelMap((-3.0, -0.5), (-4.0, -0.1))))
+    candidates = grown(table, steps, calibration)  # which asks at every level
+    for by in (calibration, IDENTITY, calibration):
+        afresh = by.acceptance(candidates.log_values, candidates.parents, candidates.levels)
+        assert candidates.acceptance_by(by).tolist() == afresh.tolist()
 
 
 def test_without_observations_nothing_changes() -> None:

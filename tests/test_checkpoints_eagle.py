@@ -202,7 +202,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         load_eagle(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON at line 1"):
         load_eagle(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="JSON object"):

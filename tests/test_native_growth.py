@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -120,8 +118,9 @@ def assert_same_cycle(ours: DraftSession, theirs: DraftSession, root: int, polic
         assert getattr(known.candidates, name).tolist() == getattr(asked.candidates, name).tolist()
         assert getattr(known.candidates, name).dtype == getattr(asked.candidates, name).dtype
     assert known.candidates.levels == asked.candidates.levels
-    worth = policies[0].calibration.acceptance  # type: ignore[attr-defined]
-    np.testing.assert_allclose(worth(known.candidates), worth(replace(known.candidates, worked_out=None)), rtol=1e-14)
+    grown, calibration = known.candidates, policies[0].calibration  # type: ignore[attr-defined]
+    afresh = calibration.acceptance(grown.log_values, grown.parents, grown.levels)
+    np.testing.assert_allclose(grown.acceptance_by(calibration), afresh, rtol=1e-14)
     return len(known.candidates)
 
 

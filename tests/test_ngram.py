@@ -304,7 +304,7 @@ def test_a_calibration_of_the_head_leaves_hit_rates_alone() -> None:
     trace = PolicyTrace(policy)
     grafted.propose(text[-1], trace, 12)
     assert trace.candidates is not None
-    worth = MODEST.acceptance(trace.candidates)
+    worth = trace.candidates.acceptance_by(MODEST)
     own = {(token,) for token in head.proposals(text)[:3]}
     firsts = [path for path in guesses if len(path) == 1 and path not in own]
     assert firsts

@@ -191,11 +191,11 @@ def test_acceptance_and_calibration_describe_the_drafter(recording: Recording) -
     assert accepted == pytest.approx(acceptance[0][0])
     calibration = recording.calibration()
     candidates = max(recording.moments, key=lambda moment: len(moment.path)).candidates
-    values = calibration.acceptance(candidates)
+    values = candidates.acceptance_by(calibration)
     assert (values[1:] <= values[candidates.parents[1:]]).all()
     promised = sum(each.value * each.count for each in recording.reliability()[0])
     hit = sum(each.accepted * each.count for each in recording.reliability()[0])
-    mapped = sum(calibration.acceptance(m.candidates)[1 : m.candidates.levels[2]].sum() for m in first)
+    mapped = sum(m.candidates.acceptance_by(calibration)[1 : m.candidates.levels[2]].sum() for m in first)
     assert abs(mapped - hit) < abs(promised - hit) + 0.05 * hit  # closer to the truth than the drafter's own word
 
 

@@ -14,7 +14,7 @@ from eyas.policies import Candidates, DynamicPolicy, grow_tree
 from eyas.policies.base import Children
 from eyas.sampling import SamplingParams, warp
 from eyas.tree import DraftTree, Floats, Ints
-from eyas.verify import BLOCK, Acceptance, Mass, verify_greedy, verify_sampling
+from eyas.verify import BLOCK, Acceptance, Mass, verify_greedy, verify_known, verify_sampling
 from support.exhaustive import Rng, distribution, outcomes
 from support.tiny import TableTarget
 
@@ -253,20 +253,27 @@ def test_a_large_vocabulary_is_searched_as_a_small_one(size: int) -> None:
         assert weights[Mass(weights).sample(Fixed([draw]))] > 0
 
 
+def follow(tree: DraftTree, *choices: int) -> Acceptance:
+    """The target says these, one after the other."""
+    said = iter(choices)
+    return verify_greedy(tree, lambda node: next(said))
+
+
 def test_greedy_by_hand() -> None:
     tree = flatten(BUSHY)  # nodes: 1:1 2:2 3:0 | 4:3 5:0 (below 1) 6:1 (below 3)
-
-    def follow(*choices: int) -> Acceptance:
-        """The target says these, one after the other."""
-        said = iter(choices)
-        return verify_greedy(tree, lambda node: next(said))
-
-    assert follow(3) == Acceptance((0,), 3, recovered=True)  # no such child
-    assert follow(2, 1) == Acceptance((0, 2), 1, recovered=False)  # a leaf: bonus
-    assert follow(1, 0, 2) == Acceptance((0, 1, 5), 2, recovered=False)  # second sibling
-    assert follow(0, 1, 3) == Acceptance((0, 3, 6), 3, recovered=False)  # third sibling
-    assert follow(1, 2) == Acceptance((0, 1), 2, recovered=True)
+    assert follow(tree, 3) == Acceptance((0,), 3, recovered=True)  # no such child
+    assert follow(tree, 2, 1) == Acceptance((0, 2), 1, recovered=False)  # a leaf: bonus
+    assert follow(tree, 1, 0, 2) == Acceptance((0, 1, 5), 2, recovered=False)  # second sibling
+    assert follow(tree, 0, 1, 3) == Acceptance((0, 3, 6), 3, recovered=False)  # third sibling
+    assert follow(tree, 1, 2) == Acceptance((0, 1), 2, recovered=True)
     assert verify_greedy(DraftTree.root_only(1), lambda node: 3) == Acceptance((0,), 3, recovered=False)
+
+
+def test_a_known_answer_is_followed_by_depth() -> None:
+    tree = flatten(BUSHY)
+    for rest in product(range(4), repeat=3):
+        assert verify_known(tree, rest) == verify_known(tree, (*rest, 9)) == follow(tree, *rest)
+    assert verify_known(DraftTree.root_only(1), [3]) == Acceptance((0,), 3, recovered=False)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])

@@ -7,20 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from eyas.checkpoints.sidecar import Sidecar
 from eyas.costs import monotone
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.tree import Bools, Doubles, DraftTree, Floats
-
-if TYPE_CHECKING:  # the policies use calibrations
-    from eyas.policies.base import Candidates
+from eyas.tree import Bools, Doubles, DraftTree, Floats, Ints
 
 CALIBRATION = Sidecar("calibration.json", "a calibration", "eyas calibrate")
 """Lies beside a head's weights; a part is a list of maps, one per level."""
+
+ROOT = np.ones(1)
+"""[1] probability of acceptance of a root."""
+
+_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -94,27 +96,32 @@ class Calibration:
 
     levels: tuple[LevelMap, ...] = ()
 
-    def acceptance(self, candidates: Candidates) -> Doubles:
-        """[C] float64 probability that each node is accepted: 1 for the root, never more than its parent's."""
+    def acceptance(self, log_values: Floats, parents: Ints, ends: Sequence[int], known: Doubles = ROOT) -> Doubles:
+        """Probability that each node of some candidates is accepted: 1 for the root, never more than its parent's.
+
+        Args:
+            log_values: [C] float32 log path values, level by level, the root's first.
+            parents: [C] int64 indices of their parents.
+            ends: where each level begins, and C.
+            known: what this calibration says of the first levels, the root's at least.
+
+        Returns:
+            [C] float64, ``known`` first.
+        """
         if not self.levels:
-            values: Doubles = np.exp(candidates.log_values, dtype=np.float64)
+            values: Doubles = np.exp(log_values, dtype=np.float64)
             return values
-        who, known = candidates.worked_out or (self, _ROOT)
-        if who is not self:
-            known = _ROOT
-        ends, deepest = candidates.levels, len(self.levels)
-        fresh = range(ends.index(len(known)), candidates.depth + 1)
+        deepest, fresh = len(self.levels), range(ends.index(len(known)), len(ends) - 1)
         logs = [_NONE]
         for depth in fresh:
             if depth >= deepest:  # the last map serves its own level and all below at once
-                logs.append(self.levels[-1](candidates.log_values[ends[depth] :]))
+                logs.append(self.levels[-1](log_values[ends[depth] :]))
                 break
-            logs.append(self.levels[depth - 1](candidates.log_values[ends[depth] : ends[depth + 1]]))
+            logs.append(self.levels[depth - 1](log_values[ends[depth] : ends[depth + 1]]))
         values = np.concatenate([known, np.exp(np.concatenate(logs))])
         for depth in fresh:
             level = slice(ends[depth], ends[depth + 1])
-            values[level] = np.minimum(values[level], values[candidates.parents[level]])
-        object.__setattr__(candidates, "worked_out", (self, values))
+            values[level] = np.minimum(values[level], values[parents[level]])
         return values
 
     def promised(self, tree: DraftTree) -> DraftTree:
@@ -156,10 +163,6 @@ class Calibration:
 
 IDENTITY = Calibration()
 """Path values as the drafter gives them."""
-
-
-_ROOT = np.ones(1)
-_NONE = np.zeros(0)
 
 
 def read_calibration(head: Path, *, greedy: bool) -> Calibration:

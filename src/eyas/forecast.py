@@ -16,7 +16,7 @@ from eyas.checkpoints.sidecar import Sidecar
 from eyas.costs import CostTable
 from eyas.drafters.base import Drafter
 from eyas.errors import CheckpointError, InvalidInputError
-from eyas.policies.sequoia import Acceptance, as_acceptance, sequoia_for
+from eyas.policies.sequoia import AcceptanceTable, as_acceptance, sequoia_for
 from eyas.profile import DrawnTree, Profile, ProfileKey, is_size
 from eyas.profile_files import keep, profile_path
 from eyas.targets.base import Target
@@ -50,7 +50,7 @@ class Forecast:
         InvalidInputError: sizes or rates that no head has.
     """
 
-    acceptance: Acceptance
+    acceptance: AcceptanceTable
     calibration: Calibration
     num_draft_tokens: int
     hit_rates: tuple[float, ...] = ()

@@ -16,7 +16,7 @@ import numpy as np
 from eyas.checkpoints import hf
 from eyas.checkpoints.gguf import CONTROL, GGUFFile, GGUFWeights
 from eyas.checkpoints.gguf import read_config as read_gguf_config
-from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights
+from eyas.checkpoints.weights import BLOCK_SIZES, RawTensor, Weights, to_bfloat16
 from eyas.errors import CheckpointError, EyasError, FetchError
 from eyas.fetch import Progress, default_model_path
 from eyas.text import TextTokenizer
@@ -276,6 +276,4 @@ def _sample(raw: RawTensor) -> bytes:
     picked = raw.data[[0, rows // 2]] if rows > 1 else raw.data
     values, size = BLOCK_SIZES[raw.type]
     shape = (len(picked), picked.shape[1] // size * values)
-    bits = np.ascontiguousarray(RawTensor(raw.type, shape, picked).float32()).view(np.uint32)
-    # Round to nearest, ties to even, as every converter to bfloat16 does.
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return to_bfloat16(np.ascontiguousarray(RawTensor(raw.type, shape, picked).float32())).tobytes()

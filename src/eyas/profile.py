@@ -13,7 +13,7 @@ from eyas.environment import machine_name
 from eyas.errors import InvalidInputError
 from eyas.native import default_threads
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.policies.sequoia import Acceptance, as_acceptance
+from eyas.policies.sequoia import AcceptanceTable, as_acceptance
 from eyas.replay import GridPoint
 from eyas.targets.base import TargetInfo
 from eyas.way import Way
@@ -202,7 +202,7 @@ class Profile:
 
     key: ProfileKey
     costs: CostTable
-    acceptance: Acceptance
+    acceptance: AcceptanceTable
     calibration: Calibration
     rate: float
     best: GridPoint | None

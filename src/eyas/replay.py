@@ -21,12 +21,13 @@ from eyas.drafters.base import Drafter
 from eyas.generate import Session, generate
 from eyas.policies.base import Candidates, Children, TreePolicy, Watcher, grow_tree
 from eyas.policies.dynamic import DynamicPolicy
-from eyas.policies.sequoia import Acceptance
+from eyas.policies.sequoia import AcceptanceTable
 from eyas.policies.trace import PolicyTrace
 from eyas.sampling import SamplingParams
 from eyas.stopping import StopParams
 from eyas.targets.base import Target
 from eyas.tree import Bools, Ints
+from eyas.verify import verify_known
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Recording:
     def moments(self) -> list[Moment]:
         return [moment for answer in self.answers for moment in answer]
 
-    def acceptance(self, weight: float = 8.0) -> Acceptance:
+    def acceptance(self, weight: float = 8.0) -> AcceptanceTable:
         """Position-wise acceptance p[depth][rank]: how often the child of that rank was right, of all times that the
         right node of that depth was expanded.
 
@@ -251,13 +252,7 @@ def _cycle(moment: Moment, policy: TreePolicy, max_depth: int) -> tuple[int, lis
         )
 
     tree = grow_tree(int(recorded.tokens[0]), policy, max_depth, score)
-    accepted, node = 0, 0
-    for token in moment.rest:
-        right = [child for child in tree.children[node] if tree.tokens[child] == token]
-        if not right:
-            break
-        node, accepted = right[0], accepted + 1
-    return tree.num_draft_tokens, expanded_per_level, accepted
+    return tree.num_draft_tokens, expanded_per_level, len(verify_known(tree, moment.rest).path) - 1
 
 
 @dataclass(frozen=True)

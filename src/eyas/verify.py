@@ -7,7 +7,7 @@ lists, reranked trees, fixed templates, oracles. Sampled answers are lossless fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from math import frexp
 
@@ -52,6 +52,13 @@ def verify_greedy(tree: DraftTree, choice: Callable[[int], int]) -> Acceptance:
         if accepted is None:
             return Acceptance(tuple(path), token, recovered=path[-1] in parents)
         path.append(accepted)
+
+
+def verify_known(tree: DraftTree, rest: Sequence[int]) -> Acceptance:
+    """As ``verify_greedy`` where the target has spoken already: ``rest`` follows the root in its answer, and has more
+    tokens than the tree has levels."""
+    depths = tree.depths.tolist()
+    return verify_greedy(tree, lambda node: rest[depths[node]])
 
 
 def verify_sampling(tree: DraftTree, distribution: Callable[[int], Floats], rng: np.random.Generator) -> Acceptance:

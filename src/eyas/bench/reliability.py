@@ -67,7 +67,7 @@ def _of_moment(moment: Moment, policy: TreePolicy, calibration: Calibration) -> 
     right[[0, *moment.path]] = True
     kept = np.zeros(len(candidates), bool)
     kept[policy.select(candidates)] = True
-    values = calibration.acceptance(candidates)
+    values = candidates.acceptance_by(calibration)
     above = values[candidates.parents]
     with np.errstate(under="ignore"):
         # With the identity the drafter's own number, exactly.

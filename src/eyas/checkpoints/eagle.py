@@ -15,10 +15,13 @@ from eyas.checkpoints.head_layout import (
     HeadCheckpoint,
     check_offsets,
     check_shapes,
+    head_entries,
+    integers,
     own_tensors,
     read_config,
     settings_of,
-    storable,
+    stored_type,
+    weights,
 )
 from eyas.errors import CheckpointError
 from eyas.heads.config import EagleConfig
@@ -60,9 +63,9 @@ def parse_eagle(stored: StoredHead) -> EagleCheckpoint:
     return EagleCheckpoint(
         name=str(path),
         config=config,
-        tensors={name: tensor.float32(name, path) for name, tensor in named.items()},
-        dtype=named["fc.weight"].dtype(path),
-        d2t=None if d2t is None else check_offsets(d2t.integers("d2t", path), config.vocab_size, path),
+        tensors=weights(named, path),
+        dtype=stored_type(named["fc.weight"], path),
+        d2t=None if d2t is None else check_offsets(integers(d2t, "d2t", path), config.vocab_size, path),
         metadata=stored.metadata,
     )
 
@@ -89,15 +92,7 @@ def save_eagle(
     Raises:
         CheckpointError: tensors that do not fit the config or are not finite.
     """
-    shapes, given = config.tensor_shapes(), {name: array.shape for name, array in tensors.items()}
-    if config.draft_vocab_size is not None:
-        shapes["d2t"] = (config.draft_vocab_size,)
-    if d2t is not None:
-        given["d2t"] = d2t.shape
-    check_shapes(shapes, given, KIND, "the head to be saved")
-    entries = storable(tensors, dtype)
-    if d2t is not None:
-        entries["d2t"] = check_offsets(d2t, config.vocab_size, "the head to be saved")
+    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
     settings = settings_of(config, "LlamaForCausalLMEagle", dtype) | {"bias": config.fc_bias}
     write_head(path, settings, entries, metadata or {})
 

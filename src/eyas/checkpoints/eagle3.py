@@ -19,12 +19,16 @@ import numpy as np
 from eyas.checkpoints.head_files import StoredHead, read_head, write_head
 from eyas.checkpoints.head_layout import (
     HeadCheckpoint,
+    bools,
     check_offsets,
     check_shapes,
+    head_entries,
+    integers,
     own_tensors,
     read_config,
     settings_of,
-    storable,
+    stored_type,
+    weights,
 )
 from eyas.errors import CheckpointError
 from eyas.heads.config import Eagle3Config
@@ -65,7 +69,7 @@ def parse_eagle3(stored: StoredHead) -> Eagle3Checkpoint:
     named = own_tensors(config, stored)
     shapes = config.tensor_shapes() | _map_shapes(config)
     d2t, t2d = named.get("d2t"), named.get("t2d")
-    if config.draft_vocab_size is None and d2t is not None and not d2t.integers("d2t", path).any():
+    if config.draft_vocab_size is None and d2t is not None and not integers(d2t, "d2t", path).any():
         for name in ("d2t", "t2d"):  # maps of the whole vocabulary onto itself say nothing
             named.pop(name, None)
     check_shapes(shapes, {name: tensor.shape for name, tensor in named.items()}, KIND, str(path))
@@ -73,14 +77,14 @@ def parse_eagle3(stored: StoredHead) -> Eagle3Checkpoint:
     if config.draft_vocab_size is not None:
         assert d2t is not None
         assert t2d is not None
-        offsets = check_offsets(d2t.integers("d2t", path), config.vocab_size, path)
-        if not np.array_equal(t2d.bools("t2d", path), _contained(offsets, config.vocab_size)):
+        offsets = check_offsets(integers(d2t, "d2t", path), config.vocab_size, path)
+        if not np.array_equal(bools(t2d, "t2d", path), _contained(offsets, config.vocab_size)):
             raise CheckpointError(f"{path}: t2d and d2t name different draft vocabularies")
     return Eagle3Checkpoint(
         name=str(path),
         config=config,
-        tensors={name: named[name].float32(name, path) for name in config.tensor_shapes()},
-        dtype=named["fc.weight"].dtype(path),
+        tensors=weights({name: named[name] for name in config.tensor_shapes()}, path),
+        dtype=stored_type(named["fc.weight"], path),
         d2t=offsets,
         metadata=stored.metadata,
     )
@@ -100,15 +104,8 @@ def save_eagle3(
 
     ``settings`` are added to ``config.json``, or replace what would stand there.
     """
-    shapes, given = config.tensor_shapes(), {name: array.shape for name, array in tensors.items()}
-    if config.draft_vocab_size is not None:
-        shapes["d2t"] = (config.draft_vocab_size,)
+    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
     if d2t is not None:
-        given["d2t"] = d2t.shape
-    check_shapes(shapes, given, KIND, "the head to be saved")
-    entries = storable(tensors, dtype)
-    if d2t is not None:
-        entries["d2t"] = check_offsets(d2t, config.vocab_size, "the head to be saved")
         entries["t2d"] = _contained(d2t, config.vocab_size)
     usual = settings_of(config, "LlamaForCausalLMEagle3", dtype)
     usual["draft_vocab_size"] = config.scored_tokens  # the published code reads it of every head

@@ -10,61 +10,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from eyas.checkpoints.hf import SafetensorsFile, open_file, read_json
+from eyas.checkpoints.weights import RawTensor
 from eyas.errors import CheckpointError
 from eyas.files import replace_file
-from eyas.tree import Bools, Floats, Ints
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Looked for in this order."""
 
 BLOCK, BLOCKS = 4096, 256
 """Bytes and number of the blocks a fingerprint looks at."""
-"""Looked for in this order."""
-
-StoredType = Literal["bfloat16", "float16", "float32", "float64"]
-
-_FLOATS: dict[str, StoredType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One stored tensor; ``type`` as safetensors spells it."""
-
-    type: str
-    shape: tuple[int, ...]
-    data: bytes | bytearray
-
-    def dtype(self, where: str | Path) -> StoredType:
-        if self.type not in _FLOATS:
-            raise CheckpointError(
-                f"{where}: weights must be floating point (bfloat16, float16, float32), got {self.type}"
-            )
-        return _FLOATS[self.type]
-
-    def float32(self, name: str, where: str | Path) -> Floats:
-        dtype = self.dtype(where)
-        if dtype == "bfloat16":
-            wide = (np.frombuffer(self.data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-        else:
-            wide = np.frombuffer(self.data, dtype).astype(np.float32)
-        if not np.isfinite(wide).all():
-            raise CheckpointError(f"{where}: {name} has values that are not finite")
-        return wide.reshape(self.shape)
-
-    def integers(self, name: str, where: str | Path) -> Ints:
-        if self.type not in _INTEGERS:
-            raise CheckpointError(f"{where}: {name} must hold whole numbers, got {self.type}")
-        return np.frombuffer(self.data, _INTEGERS[self.type]).astype(np.int64).reshape(self.shape)
-
-    def bools(self, name: str, where: str | Path) -> Bools:
-        if self.type != "BOOL":
-            raise CheckpointError(f"{where}: {name} must hold true and false, got {self.type}")
-        return np.frombuffer(self.data, np.bool_).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -74,13 +33,13 @@ class StoredHead:
     Attributes:
         folder: the directory.
         settings: ``config.json``.
-        tensors: by name.
+        tensors: by name, as stored.
         metadata: the free text entries of the safetensors header.
     """
 
     folder: Path
     settings: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, RawTensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -107,32 +66,21 @@ def read_head(path: str | Path) -> StoredHead:
     """
     folder = Path(path)
     settings = _read_settings(folder)
-    file = _weight_file(folder)
-    tensors, metadata = _read_safetensors(file) if file.suffix == ".safetensors" else (_read_bin(file), {})
-    return StoredHead(folder, settings, tensors, metadata)
+    file = open_file(_weight_file(folder))
+    metadata = file.metadata if isinstance(file, SafetensorsFile) else {}
+    return StoredHead(folder, settings, {name: file.raw(name) for name in file}, metadata)
 
 
 def tensor_names(path: str | Path) -> set[str]:
     """Names of a head's tensors; a safetensors file is not read for that. Raises as ``read_head``."""
     folder = Path(path)
     _read_settings(folder)
-    file = _weight_file(folder)
-    if file.suffix != ".safetensors":
-        return set(_read_bin(file))
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as opened:
-            return set(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    return set(open_file(_weight_file(folder)))
 
 
 def head_metadata(path: str | Path) -> dict[str, str]:
     """The free text entries of a head's safetensors header, without reading its tensors; a .bin has none. Raises as
     ``read_head``."""
-    from eyas.checkpoints.hf import SafetensorsFile
-
     file = _weight_file(Path(path))
     return SafetensorsFile(file).metadata if file.suffix == ".safetensors" else {}
 
@@ -145,7 +93,7 @@ def write_head(
     Each file is replaced in one step, so a reader or a crash meets the old one or the new one, never a part.
 
     Args:
-        arrays: float32, int64, bool, or bfloat16 as uint16 (see ``to_bfloat16``).
+        arrays: float32, int64, bool, or bfloat16 as uint16 (see ``eyas.checkpoints.weights.to_bfloat16``).
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +106,9 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} is not a directory; a draft head is a local directory with config.json and {WEIGHT_FILES[0]}"
         )
-    return _read_json(folder / "config.json")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json, which a draft head needs")
+    return read_json(folder / "config.json")
 
 
 def _weight_file(folder: Path) -> Path:
@@ -166,59 +116,6 @@ def _weight_file(folder: Path) -> Path:
     if file is None:
         raise CheckpointError(f"{folder} holds no weights; expected {' or '.join(WEIGHT_FILES)} beside config.json")
     return file
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file.parent} has no config.json, which a draft head needs") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{file} must hold a JSON object")
-    return settings
-
-
-def _read_safetensors(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    from eyas.checkpoints.hf import SafetensorsFile
-
-    opened = SafetensorsFile(file)
-    raws = {name: opened.raw(name) for name in opened}
-    tensors = {name: StoredTensor(raw.type, raw.shape, raw.data.tobytes()) for name, raw in raws.items()}
-    return tensors, opened.metadata
-
-
-def _read_bin(file: Path) -> dict[str, StoredTensor]:
-    """A pickled state dict, with the loader that runs no code."""
-    try:
-        import torch
-    except ImportError:
-        raise CheckpointError(
-            f"reading {file} needs PyTorch (pip install 'eyas[torch]'); a model.safetensors would not"
-        ) from None
-    types = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-    types |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"}
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise CheckpointError(f"{file} cannot be read: {str(error).partition(chr(10))[0] or repr(error)}") from None
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{file} must hold a state dict: names and tensors")
-    return {
-        str(name): StoredTensor(
-            types.get(tensor.dtype, str(tensor.dtype)),
-            tuple(tensor.shape),
-            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
-        )
-        for name, tensor in state.items()
-    }
-
-
-def to_bfloat16(array: Floats) -> NDArray[np.uint16]:
-    """The upper halves of finite float32 numbers, rounded to nearest, ties to even."""
-    bits = array.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _safetensors(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes]:

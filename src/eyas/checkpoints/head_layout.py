@@ -16,13 +16,18 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.checkpoints.head_files import StoredHead, StoredTensor, StoredType, to_bfloat16
+from eyas.checkpoints.head_files import StoredHead
+from eyas.checkpoints.weights import RawTensor, to_bfloat16
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.heads.config import HeadConfig
 from eyas.targets.base import TargetInfo
-from eyas.tree import Floats, Ints
+from eyas.tree import Bools, Floats, Ints
 
 Config = TypeVar("Config", bound=HeadConfig)
+
+StoredType = Literal["bfloat16", "float16", "float32", "float64"]
+
+_FLOATS: dict[str, StoredType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def settings_of(config: HeadConfig, architecture: str, dtype: str) -> dict[str, 
 # Checks
 
 
-def own_tensors(config: HeadConfig, head: StoredHead) -> dict[str, StoredTensor]:
+def own_tensors(config: HeadConfig, head: StoredHead) -> dict[str, RawTensor]:
     """The stored tensors without what is tolerated and ignored, whose shape is still checked."""
     stored, folder, shape = head.tensors, head.folder, (config.vocab_size, config.hidden_size)
     if "embed_tokens.weight" in stored and stored["embed_tokens.weight"].shape != shape:
@@ -181,6 +186,40 @@ def check_shapes(
         raise CheckpointError(f"{where} does not fit its config as an {kind} head; {'; '.join(faults)}")
 
 
+def stored_type(tensor: RawTensor, where: str | Path) -> StoredType:
+    """What a tensor of weights is stored as; refused unless floating point."""
+    if tensor.type not in _FLOATS:
+        raise CheckpointError(
+            f"{where}: weights must be floating point (bfloat16, float16, float32), got {tensor.type}"
+        )
+    return _FLOATS[tensor.type]
+
+
+def weights(tensors: Mapping[str, RawTensor], where: str | Path) -> dict[str, Floats]:
+    """The tensors as float32, independent of the file; refused unless floating point and finite."""
+    arrays = {}
+    for name, tensor in tensors.items():
+        stored_type(tensor, where)
+        arrays[name] = np.array(tensor.float32())
+        if not np.isfinite(arrays[name]).all():
+            raise CheckpointError(f"{where}: {name} has values that are not finite")
+    return arrays
+
+
+def integers(tensor: RawTensor, name: str, where: str | Path) -> Ints:
+    """A tensor of signed integers as int64."""
+    if tensor.type not in ("I8", "I16", "I32", "I64"):
+        raise CheckpointError(f"{where}: {name} must hold whole numbers, got {tensor.type}")
+    return tensor.array().astype(np.int64)
+
+
+def bools(tensor: RawTensor, name: str, where: str | Path) -> Bools:
+    """A tensor of booleans."""
+    if tensor.type != "BOOL":
+        raise CheckpointError(f"{where}: {name} must hold true and false, got {tensor.type}")
+    return tensor.array()
+
+
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
@@ -193,6 +232,36 @@ def check_offsets(offsets: Ints, vocab_size: int, where: str | Path) -> Ints:
     if (targets < 0).any() or (targets >= vocab_size).any() or len(np.unique(targets)) < len(targets):
         raise CheckpointError(f"{where}: d2t must map each draft token to another target token below {vocab_size}")
     return offsets
+
+
+def head_entries(
+    config: HeadConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Floats],
+    d2t: Ints | None,
+    dtype: Literal["bfloat16", "float32"],
+    kind: str,
+) -> dict[str, NDArray[Any]]:
+    """A head as it is written: its tensors, and ``d2t`` [draft_vocab_size] where it has a draft vocabulary.
+
+    Args:
+        shapes: of the tensors, by name.
+
+    Raises:
+        CheckpointError: names or shapes that do not fit the config, values that are not finite, offsets that lead
+            nowhere.
+    """
+    where, expected = "the head to be saved", dict(shapes)
+    given = {name: array.shape for name, array in tensors.items()}
+    if config.draft_vocab_size is not None:
+        expected["d2t"] = (config.draft_vocab_size,)
+    if d2t is not None:
+        given["d2t"] = d2t.shape
+    check_shapes(expected, given, kind, where)
+    entries = storable(tensors, dtype)
+    if d2t is not None:
+        entries["d2t"] = check_offsets(d2t, config.vocab_size, where)
+    return entries
 
 
 def storable(tensors: Mapping[str, Floats], dtype: Literal["bfloat16", "float32"]) -> dict[str, NDArray[Any]]:

@@ -25,10 +25,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}: not valid JSON at line {error.lineno}: {error.msg}") from None
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of endless digits
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, not a JSON object")
     return value
@@ -263,7 +263,7 @@ def _torch_tensors(path: Path) -> dict[str, RawTensor]:
     except Exception as error:  # zip, pickle and torch errors share no base
         raise CheckpointError(f"{path}: cannot be read as a weights-only torch file: {error}") from None
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a dictionary of tensors")
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a state dict: names and tensors")
     names = {
         torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
         torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",

@@ -138,6 +138,12 @@ class Weights(Mapping[str, NDArray[Any]], ABC):
         return int(np.prod(self.shape(name), dtype=np.int64)) // values * size
 
 
+def to_bfloat16(array: Floats) -> NDArray[np.uint16]:
+    """The upper halves of finite float32 numbers, rounded to nearest, ties to even, as every converter does."""
+    bits = array.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 def release_pages(map_: mmap.mmap) -> None:
     """Drop a read-only file mapping's pages from this process; they come back when touched."""
     if hasattr(mmap, "MADV_DONTNEED"):

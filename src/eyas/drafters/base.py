@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from eyas.draws import Draws
+from eyas.errors import InvalidInputError
 from eyas.policies.base import TreePolicy
 from eyas.targets.base import Features
 from eyas.tree import DraftTree
@@ -34,7 +35,11 @@ class DraftSession(Protocol):
         ...
 
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
-        """Grow a tree below ``root`` (the last committed token), at most ``max_depth`` levels deep."""
+        """Grow a tree below ``root`` (the last committed token), at most ``max_depth`` levels deep.
+
+        Raises:
+            InvalidInputError: another root.
+        """
         ...
 
     def truncate(self, length: int) -> None:
@@ -78,3 +83,13 @@ def begin(session: DraftSession, token: int) -> None:
     """Tell a fresh session the prompt's first token, if it wants to know."""
     if isinstance(session, WholeTextSession):
         session.begin(token)
+
+
+def check_root(root: int, tokens: Sequence[int]) -> None:
+    """Refuse a root other than the last of the committed ``tokens``, of which a session may know none.
+
+    Raises:
+        InvalidInputError: it is another.
+    """
+    if tokens and tokens[-1] != root:
+        raise InvalidInputError(f"the tree's root is token {root}, but the last committed one is {tokens[-1]}")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eyas import native
+from eyas.drafters.base import check_root
+from eyas.drafters.waiting import WaitingPairs
 from eyas.draws import CONFIDENCE, Draws, children
 from eyas.errors import InvalidInputError, UnsupportedModelError
 from eyas.heads.config import Eagle3Config
@@ -97,36 +99,22 @@ class NativeEagleSession:
 
     def __init__(self, drafter: NativeEagleDrafter) -> None:
         self.token_ids = drafter.token_ids
-        self._feature_size = drafter.feature_size
         self._core = drafter.core.new_session()
-        self._tokens: list[int] = []  # of the waiting pairs
-        self._features: list[Floats] = []  # of the waiting pairs, [n, feature_levels * H] each
+        self._waiting = WaitingPairs(drafter.feature_size, _copied, np.concatenate)
         self._policy: TreePolicy | None = None  # the last to decide, and its rule
         self._rule: Rule | None = None
 
     @property
     def length(self) -> int:
-        return self._core.length + len(self._tokens)
+        return self._core.length + len(self._waiting)
 
     def commit(self, tokens: Sequence[int], features: Features) -> None:
         """Queue n pairs; the head runs over them with the next tree. ``features`` [n, feature_levels * H], anything
         numpy can read."""
-        rows = np.array(features, np.float32, order="C")  # a copy: the target may reuse its buffer
-        expected = (len(tokens), self._feature_size)
-        if rows.shape != expected:
-            raise InvalidInputError(
-                f"{len(tokens)} committed tokens need features of shape {expected}, got {rows.shape}"
-            )
-        self._tokens += map(int, tokens)
-        self._features.append(rows)
+        self._waiting.add(tokens, features)
 
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
-        """Grow a tree below ``root``, the token of the last pair.
-
-        The head runs over waiting pairs when the policy expands the root: a cycle that drafts nothing costs nothing.
-        Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
-        then the bare root, and verifying it brings the next pair.
-        """
+        """Grow a tree below ``root``, the token of the last pair (see ``eyas.drafters.waiting``)."""
         return self._propose(root, policy, max_depth, None)
 
     def propose_drawn(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws) -> DraftTree:
@@ -134,11 +122,8 @@ class NativeEagleSession:
         return self._propose(root, policy, max_depth, draws)
 
     def _propose(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws | None) -> DraftTree:
-        if self._tokens and self._tokens[-1] != root:
-            raise InvalidInputError(
-                f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
-            )
-        if max_depth < 1 or not (self._tokens or self._core.has_tip):
+        check_root(root, self._waiting.tokens)
+        if max_depth < 1 or not (self._waiting or self._core.has_tip):
             return DraftTree.root_only(root)
         rule = self._rule_of(watched(policy)) if draws is None or draws.by_temperature else None
         if rule is None:
@@ -147,11 +132,7 @@ class NativeEagleSession:
         return prune(candidates, policy.select(candidates))
 
     def truncate(self, length: int) -> None:
-        if length >= self.length:
-            return
-        kept = max(0, length - self._core.length)
-        self._tokens = self._tokens[:kept]
-        self._features = [np.concatenate(self._features)[:kept]] if kept else []
+        self._waiting.keep(length - self._core.length)
         if length < self._core.length:
             self._core.truncate(length)
 
@@ -166,14 +147,13 @@ class NativeEagleSession:
         drawing: tuple[Any, ...] = ()
         if draws is not None:  # numbers for all that could be expanded: [level, node, child]
             drawing = (draws.rng.random((max_depth, topk, topk)), draws.temperature, CONFIDENCE)
-        grown, values, drawn = self._core.grow(root, *self._waiting(), rule.core, max_depth, *drawing)
+        grown, values, drawn = self._core.grow(root, *self._pairs(), rule.core, max_depth, *drawing)
         tokens, parents, log_probs, log_values, ranks, levels = grown
-        known = (rule.calibration, values)
         proposals = {} if drawn is None else dict(self._proposals(topk, *drawn))
-        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals, known)
+        candidates = Candidates(tokens, parents, log_probs, log_values, ranks, levels, proposals)
         if candidates.depth > 0:
-            self._tokens, self._features = [], []
-        return candidates
+            self._waiting.clear()
+        return candidates.with_acceptance(rule.calibration, values) if rule.calibration.levels else candidates
 
     def _proposals(self, topk: int, nodes: Ints, places: Ints, weights: Floats) -> Iterator[tuple[int, Proposal]]:
         """What the children of each of n nodes were drawn from: places [n * topk], weights [n, draft vocab]."""
@@ -185,19 +165,20 @@ class NativeEagleSession:
 
     def score_root(self, k: int, *draws: Any) -> Any:
         """Run the head over the waiting pairs: only true features enter the committed part of its K/V."""
-        if not self._tokens:
+        if not self._waiting:
             return self._core.score_tip(k, *draws)
-        tokens, features = self._waiting()
+        tokens, features = self._pairs()
         assert features is not None  # there are tokens, and they came together
-        self._tokens, self._features = [], []
+        self._waiting.clear()
         return self._core.commit(tokens, features, k, *draws)
 
-    def _waiting(self) -> tuple[Ints, Floats | None]:
+    def _pairs(self) -> tuple[Ints, Floats | None]:
         """Tokens [n] and features [n, feature_levels * H] of the waiting pairs; no features where there are none."""
-        tokens = np.array(self._tokens, np.int64)
-        if len(self._features) < 2:
-            return tokens, self._features[0] if self._features else None
-        return tokens, np.concatenate(self._features)
+        return np.array(self._waiting.tokens, np.int64), self._waiting.features
+
+
+def _copied(features: Features) -> Floats:
+    return np.array(features, np.float32, order="C")
 
 
 class _Growth:

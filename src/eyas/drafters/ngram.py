@@ -13,6 +13,7 @@ from math import log
 
 import numpy as np
 
+from eyas.drafters.base import check_root
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.targets.base import Features
@@ -233,10 +234,7 @@ class NgramSession:
         return (drafter.prior_weight * prior + self._hits[length]) / tries
 
     def _begin(self, root: int) -> None:
-        if self._tokens and self._tokens[-1] != root:
-            raise InvalidInputError(
-                f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
-            )
+        check_root(root, self._tokens)
         self._answering = True
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eyas.drafters.base import check_root
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates, Children, TreePolicy, grow_tree
 from eyas.sampling import log_softmax
@@ -95,10 +96,7 @@ class SmallModelSession:
         """Grow a tree below ``root``; the bare root where the text no longer fits the small model's context."""
         if not self._tokens:
             return DraftTree.root_only(root)
-        if self._tokens[-1] != root:
-            raise InvalidInputError(
-                f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
-            )
+        check_root(root, self._tokens)
         # The deepest nodes are scored by their parents' pass, so they take no position.
         room = self._drafter.model.info.max_positions - len(self._first) - len(self._tokens) + 1
         depth = min(max_depth, room)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.drafters.base import check_root
+from eyas.drafters.waiting import WaitingPairs
 from eyas.draws import Draws
 from eyas.errors import InvalidInputError
 from eyas.heads.layers import DraftHead, HeadCache, draft_rows
@@ -61,6 +63,12 @@ class HeadDrafter(ABC):
     def new_session(self) -> HeadSession:
         return HeadSession(self)
 
+    def copied(self, features: Features) -> Tensor:
+        """[n, feature_levels * H] of a tensor or an array, where and as the head computes."""
+        if isinstance(features, Tensor):
+            return features.detach().to(self.device, self.dtype, copy=True)
+        return torch.tensor(features, device=self.device, dtype=self.dtype)
+
     def check_shape(self, what: str, weight: Tensor) -> None:
         """Refuse a matrix of the target that is not [V, H]."""
         shape = (self.head.config.vocab_size, self.head.config.hidden_size)
@@ -101,39 +109,23 @@ class HeadSession:
     def __init__(self, drafter: HeadDrafter) -> None:
         self._drafter = drafter
         self._cache = HeadCache(drafter.head.config.num_layers)
-        self._tokens: list[int] = []  # of the waiting pairs
-        self._features: list[Tensor] = []  # of the waiting pairs, [n, feature_levels * H] each
+        self._waiting = WaitingPairs(
+            drafter.feature_levels * drafter.head.config.hidden_size, drafter.copied, torch.cat
+        )
         self._tip: Tensor | None = None  # [H] the head's output on the last pair it ran over
 
     @property
     def length(self) -> int:
-        return self._cache.length + len(self._tokens)
+        return self._cache.length + len(self._waiting)
 
     def commit(self, tokens: Sequence[int], features: Features) -> None:
         """Queue n pairs; the head runs over them with the next tree. ``features`` [n, feature_levels * H], a tensor or
         an array."""
-        drafter = self._drafter
-        expected = (len(tokens), drafter.feature_levels * drafter.head.config.hidden_size)
-        if tuple(features.shape) != expected:
-            raise InvalidInputError(
-                f"{len(tokens)} committed tokens need features of shape {expected}, got {tuple(features.shape)}"
-            )
-        self._tokens += tokens
-        # A copy: the target may reuse its buffer before the next tree is drawn.
-        if isinstance(features, Tensor):
-            rows = features.detach().to(drafter.device, drafter.dtype, copy=True)
-        else:
-            rows = torch.tensor(features, device=drafter.device, dtype=drafter.dtype)
-        self._features.append(rows)
+        self._waiting.add(tokens, features)
 
     @torch.inference_mode()
     def propose(self, root: int, policy: TreePolicy, max_depth: int) -> DraftTree:
-        """Grow a tree below ``root``, the token of the last pair.
-
-        The head runs over waiting pairs when the policy expands the root: a cycle that drafts nothing costs nothing.
-        Right after ``truncate``, with no pair committed since, the head's output at the tip is gone: the tree is
-        then the bare root, and verifying it brings the next pair.
-        """
+        """Grow a tree below ``root``, the token of the last pair (see ``eyas.drafters.waiting``)."""
         return self._propose(root, policy, max_depth, None)
 
     @torch.inference_mode()
@@ -142,11 +134,8 @@ class HeadSession:
         return self._propose(root, policy, max_depth, draws)
 
     def _propose(self, root: int, policy: TreePolicy, max_depth: int, draws: Draws | None) -> DraftTree:
-        if self._tokens and self._tokens[-1] != root:
-            raise InvalidInputError(
-                f"the tree's root is token {root}, but the last committed one is {self._tokens[-1]}"
-            )
-        if max_depth < 1 or not (self._tokens or self._tip is not None):
+        check_root(root, self._waiting.tokens)
+        if max_depth < 1 or not (self._waiting or self._tip is not None):
             return DraftTree.root_only(root)
         committed = self.length
         growth: _Growth | None = None
@@ -163,12 +152,7 @@ class HeadSession:
             self._cache.truncate(committed)
 
     def truncate(self, length: int) -> None:
-        if length >= self.length:
-            return
-        tokens, features = self._tokens, self._features
-        kept = max(0, length - self._cache.length)
-        self._tokens = tokens[:kept]
-        self._features = [torch.cat(features)[:kept]] if kept else []
+        self._waiting.keep(length - self._cache.length)
         if length < self._cache.length:
             self._cache.truncate(length)
             self._tip = None
@@ -176,13 +160,12 @@ class HeadSession:
     def _run_waiting(self) -> Tensor:
         """[H] the head's output on the last pair, after a run over the waiting ones: only true features enter the
         committed part of its K/V."""
-        if not self._tokens:
+        features, drafter = self._waiting.features, self._drafter
+        if features is None:
             assert self._tip is not None
             return self._tip
-        drafter = self._drafter
-        features = torch.cat(self._features)  # [n, feature_levels * H]
-        tokens = torch.tensor(self._tokens, device=drafter.device)
-        self._tokens, self._features = [], []
+        tokens = torch.tensor(self._waiting.tokens, device=drafter.device)
+        self._waiting.clear()
         for start in range(0, len(tokens), CHUNK):
             part = slice(start, start + CHUNK)
             first = self._cache.length

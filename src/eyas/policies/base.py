@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
+from eyas.calibration import ROOT, Calibration
 from eyas.tree import Doubles, DraftTree, Floats, Ints, Proposal
 
 
@@ -38,8 +39,6 @@ class Candidates:
         ranks: [C] int64, 0 for a parent's most confident child, 1 for the next, ...
         levels: offsets of the levels: level d is ``levels[d] : levels[d + 1]``; level 0 is the root.
         proposals: candidate -> what its children were drawn from, where they were drawn.
-        worked_out: what somebody already knows of the first nodes, as (who, values): a calibration leaves its work
-            here, and finds it again a level deeper.
     """
 
     tokens: Ints
@@ -49,7 +48,8 @@ class Candidates:
     ranks: Ints
     levels: tuple[int, ...]
     proposals: Mapping[int, Proposal] = field(default_factory=dict, compare=False, repr=False)
-    worked_out: tuple[object, Doubles] | None = field(default=None, compare=False, repr=False)
+    _accepted: tuple[Calibration, Doubles] | None = field(default=None, compare=False, repr=False)
+    """What ``acceptance_by`` gave last, for the first nodes."""
 
     @classmethod
     def root(cls, token: int) -> Candidates:
@@ -90,8 +90,26 @@ class Candidates:
             ranks=np.concatenate([self.ranks, np.arange(n * k) % k]),
             levels=(*self.levels, len(self) + n * k),
             proposals=proposals,
-            worked_out=self.worked_out,
+            _accepted=self._accepted,
         )
+
+    def with_acceptance(self, calibration: Calibration, values: Doubles) -> Candidates:
+        """The same, told what ``acceptance_by(calibration)`` is: whoever grew them had to work it out."""
+        return replace(self, _accepted=(calibration, values))
+
+    def acceptance_by(self, calibration: Calibration) -> Doubles:
+        """[C] float64 probability that each node is accepted: 1 for the root, never more than its parent's.
+
+        The last answer is kept and goes along ``with_children``, so that a policy that asks at every level pays for the
+        newest alone. Not to be written to.
+        """
+        by, known = self._accepted or (calibration, ROOT)
+        if by is not calibration:
+            known = ROOT
+        if len(known) < len(self):
+            known = calibration.acceptance(self.log_values, self.parents, self.levels, known)
+            object.__setattr__(self, "_accepted", (calibration, known))
+        return known
 
 
 class TreePolicy(Protocol):

@@ -20,7 +20,7 @@ from eyas.calibration import IDENTITY, Calibration
 from eyas.costs import CURVE, CostTable
 from eyas.errors import InvalidInputError
 from eyas.policies.base import Candidates
-from eyas.policies.sequoia import Acceptance, as_acceptance
+from eyas.policies.sequoia import AcceptanceTable, as_acceptance
 from eyas.tree import Doubles, Ints
 
 NEGLIGIBLE = 0.005
@@ -53,7 +53,7 @@ class BudgetedPolicy:
     """
 
     costs: CostTable
-    acceptance: Acceptance
+    acceptance: AcceptanceTable
     num_steps: int = 8
     topk: int = 8
     num_draft_tokens: int = 32
@@ -77,7 +77,7 @@ class BudgetedPolicy:
     def expand(self, candidates: Candidates) -> Ints:
         if candidates.depth == 0:
             return _ROOT if self.drafts else _NONE
-        values = self.calibration.acceptance(candidates)
+        values = candidates.acceptance_by(self.calibration)
         start = candidates.levels[-2]
         best = _falling(values[start:])[: self.topk]
         known = -np.sort(-values[1:])[: self.num_draft_tokens]
@@ -87,7 +87,7 @@ class BudgetedPolicy:
         return np.sort(start + best[:count])
 
     def select(self, candidates: Candidates) -> Ints:
-        values = self.calibration.acceptance(candidates)[1:]
+        values = candidates.acceptance_by(self.calibration)[1:]
         # Level order and a stable sort: a tie goes to the shallower node. As no node is worth more than its parent,
         # every prefix is closed under parents.
         best = _falling(values)[: self.num_draft_tokens]

@@ -66,7 +66,7 @@ class DynamicPolicy:
         return start + _best(candidates.log_values[level], self.topk, self._worth(candidates, level))
 
     def _worth(self, candidates: Candidates, part: slice) -> Doubles | None:
-        return self.calibration.acceptance(candidates)[part] if self.calibration.levels else None
+        return candidates.acceptance_by(self.calibration)[part] if self.calibration.levels else None
 
 
 _NONE = np.zeros(0, np.int64)

@@ -19,12 +19,12 @@ from eyas.errors import InvalidInputError
 from eyas.policies.static import RankPath, StaticPolicy
 from eyas.tree import Doubles
 
-Acceptance = tuple[tuple[float, ...], ...]
+AcceptanceTable = tuple[tuple[float, ...], ...]
 """p[depth][rank]; levels deeper than the last are like the last. Within a level the ranks exclude each other, so
 they sum to at most 1."""
 
 
-def as_acceptance(table: Sequence[float] | Sequence[Sequence[float]]) -> Acceptance:
+def as_acceptance(table: Sequence[float] | Sequence[Sequence[float]]) -> AcceptanceTable:
     """Check a table p[rank] or p[depth][rank] and give it its one form.
 
     Raises:
@@ -43,7 +43,7 @@ def as_acceptance(table: Sequence[float] | Sequence[Sequence[float]]) -> Accepta
     return tuple(tuple(row) for row in array.tolist())
 
 
-def expected_accepted(template: Sequence[RankPath], table: Acceptance) -> float:
+def expected_accepted(template: Sequence[RankPath], table: AcceptanceTable) -> float:
     """Expected accepted draft tokens of a fixed tree; a rank the table does not know is never accepted."""
     total = 0.0
     for path in template:
@@ -133,7 +133,7 @@ class _Programme:
     adds p[d][r] * best[h - 1][d + 1, s]. Sharing out is a knapsack over the ranks.
     """
 
-    def __init__(self, table: Acceptance, nodes: int, num_steps: int, topk: int) -> None:
+    def __init__(self, table: AcceptanceTable, nodes: int, num_steps: int, topk: int) -> None:
         for name, value in (("num_draft_tokens", nodes), ("num_steps", num_steps), ("topk", topk)):
             if value < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {value}; for no drafting use --draft none")

@@ -1,4 +1,4 @@
-"""Acceptance length without a target: walk known greedy answers with the real drafter and the real policy.
+"""Acceptance length without a target: known greedy answers with the real drafter, policy and verifier.
 
 A greedy answer says what the target would accept, so a cycle of decoding can be replayed from the stored ids and
 features alone: draft a tree, follow it along the known continuation, commit. Nothing differs from decoding but the
@@ -22,15 +22,19 @@ from eyas.replay import Moment, Recording, Unverified
 from eyas.train.store import Document
 from eyas.tree import Ints
 from eyas.tuner import Effort
+from eyas.verify import verify_known
 
 MakeDrafter = Callable[[DraftHead, Ints | None], Drafter]
 """Makes a drafter of a head and the offsets of its draft vocabulary, None for the whole one."""
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Attributes:
-    cycles, tokens: drafted trees, and tokens they would have committed.
+class Simulated:
+    """What a drafter would have done.
+
+    Attributes:
+        cycles: drafted trees.
+        tokens: what they would have committed.
     """
 
     cycles: int
@@ -42,7 +46,7 @@ class Acceptance:
         return self.tokens / max(self.cycles, 1)
 
 
-def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]) -> Acceptance:
+def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]) -> Simulated:
     """Replay the greedy decoding of each document's last answer.
 
     The count follows real decoding: the answer's first token comes from the prefill and is not counted.
@@ -57,19 +61,12 @@ def simulate(drafter: Drafter, policy: TreePolicy, documents: Sequence[Document]
         session.commit(ids[1 : root + 1], features[:root])
         while root < len(ids) - 1:
             tree = session.propose(ids[root], policy, len(ids) - 2 - root)
-            node, accepted = 0, 0
-            while root + 1 + accepted < len(ids) - 1:
-                wanted = ids[root + 1 + accepted]
-                child = next((c for c in tree.children[node] if tree.tokens[c] == wanted), None)
-                if child is None:
-                    break
-                node, accepted = child, accepted + 1
-            new = accepted + 1  # the target provides one more
+            new = len(verify_known(tree, ids[root + 1 :]).path)  # the root counts for the token of the target's own
             session.commit(ids[root + 1 : root + new + 1], features[root : root + new])
             root += new
             cycles += 1
             tokens += new
-    return Acceptance(cycles, tokens)
+    return Simulated(cycles, tokens)
 
 
 def forecast(drafter: Drafter, documents: Sequence[Document]) -> Forecast:
