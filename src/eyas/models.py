@@ -247,7 +247,7 @@ def _hub_failure(name: str, error: Exception) -> str:
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return (
         f"{name} is neither a local path nor in the local hub cache, and could not be downloaded: {first}\n"
-        "Check the name and the network, or name a model on this machine: --target DIRECTORY or --target FILE.gguf"
+        "Check the name and the network, or name a model on this machine: a directory or a GGUF file"
     )
 
 

@@ -92,7 +92,7 @@ def save_eagle(
     Raises:
         CheckpointError: tensors that do not fit the config or are not finite.
     """
-    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
+    entries = head_entries(config, tensors, d2t, dtype, KIND)
     settings = settings_of(config, "LlamaForCausalLMEagle", dtype) | {"bias": config.fc_bias}
     write_head(path, settings, entries, metadata or {})
 

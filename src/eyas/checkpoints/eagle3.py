@@ -104,7 +104,7 @@ def save_eagle3(
 
     ``settings`` are added to ``config.json``, or replace what would stand there.
     """
-    entries = head_entries(config, config.tensor_shapes(), tensors, d2t, dtype, KIND)
+    entries = head_entries(config, tensors, d2t, dtype, KIND)
     if d2t is not None:
         entries["t2d"] = _contained(d2t, config.vocab_size)
     usual = settings_of(config, "LlamaForCausalLMEagle3", dtype)

@@ -236,7 +236,6 @@ def check_offsets(offsets: Ints, vocab_size: int, where: str | Path) -> Ints:
 
 def head_entries(
     config: HeadConfig,
-    shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, Floats],
     d2t: Ints | None,
     dtype: Literal["bfloat16", "float32"],
@@ -244,14 +243,11 @@ def head_entries(
 ) -> dict[str, NDArray[Any]]:
     """A head as it is written: its tensors, and ``d2t`` [draft_vocab_size] where it has a draft vocabulary.
 
-    Args:
-        shapes: of the tensors, by name.
-
     Raises:
         CheckpointError: names or shapes that do not fit the config, values that are not finite, offsets that lead
             nowhere.
     """
-    where, expected = "the head to be saved", dict(shapes)
+    where, expected = "the head to be saved", config.tensor_shapes()
     given = {name: array.shape for name, array in tensors.items()}
     if config.draft_vocab_size is not None:
         expected["d2t"] = (config.draft_vocab_size,)

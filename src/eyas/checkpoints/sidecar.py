@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyas.checkpoints.hf import read_json
 from eyas.errors import CheckpointError, InvalidInputError
 from eyas.files import replace_file
 
@@ -54,13 +55,10 @@ class Sidecar:
 
     def _stored(self, head: Path) -> dict[str, Any]:
         path = head / self.file
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        stored = read_json(path)
+        if stored.get("format") != FORMAT:
             raise CheckpointError(f"{path} is not {self.what} of format {FORMAT}; `{self.command}` makes one")
         return stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(ABC):
     """What fixes the arithmetic of any draft head; field names are those of a Llama ``config.json``.
 
     Attributes:
@@ -77,6 +78,11 @@ class HeadConfig:
         """Tokens among which the head chooses."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
+    @abstractmethod
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the head's own weights in the layout of the published heads of its kind, maps of the
+        vocabulary left out."""
+
     def layer_shapes(self, at: str, input_size: int) -> dict[str, tuple[int, ...]]:
         """A decoder layer's projections and the norm before its MLP, under names that begin with ``at``.
 
@@ -118,10 +124,7 @@ class EagleConfig(HeadConfig):
     fc_bias: bool = False
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the head's own weights in the official checkpoint layout.
-
-        ``fc.weight`` [H, 2H] reads the embedding first, the feature second.
-        """
+        """``fc.weight`` [H, 2H] reads the embedding first, the feature second."""
         hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
         if self.fc_bias:
@@ -148,10 +151,7 @@ class Eagle3Config(HeadConfig):
         return self.FEATURE_LEVELS * self.hidden_size
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the head's own weights in the official checkpoint layout, the vocabulary maps left out.
-
-        Queries, keys and values read the embedding first, the hidden state second.
-        """
+        """Queries, keys and values of the first layer read the embedding first, the hidden state second."""
         hidden = self.hidden_size
         shapes = {
             "fc.weight": (hidden, self.feature_size),
