@@ -90,6 +90,8 @@ def test_drawing_is_what_was_measured_or_asked_for() -> None:
     assert (plan.way, plan.policy, plan.draw) == (Way("dynamic", draw=True), DynamicPolicy(3, 2, 4), True)
     chosen = planner(DraftSettings(draw=False), known).plan()
     assert (chosen.way, chosen.draw) == (Way("budgeted"), False)
+    grafted = planner(DraftSettings(graft=True), known).plan()
+    assert (grafted.way, grafted.draw) == (Way("budgeted", graft=True), False)
     slow = replace(profile(none=100, dynamic=150, budgeted=130, dynamic_drawn=140), drawn=(DrawnTree(3, 2, 4, 2.5),))
     assert not planner(known=slow).plan().draw  # its tree was chosen by what the likeliest brought
     assert planner(DraftSettings(draw=True), slow).plan().way == Way("dynamic", draw=True)

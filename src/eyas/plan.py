@@ -206,7 +206,7 @@ class Planner:
             return Way("dynamic")
         checks = self.profile.checks
         if graft and checks and not any(check.way.graft for check in checks):
-            return fastest_way(self.profile, False)
+            return fastest_way(self.profile, False, draw=False)  # grafted trees are not drawn
         return fastest_way(self.profile, graft, draw=draw)
 
     def _policy(self, name: str) -> TreePolicy:
