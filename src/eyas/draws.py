@@ -22,7 +22,7 @@ from eyas.sampling import SamplingParams, log_softmax, warp
 from eyas.tree import Floats, Ints, Proposal
 from eyas.verify import Mass
 
-SHARPENING = 0.85
+SHARPENING = 0.9
 """Of the answer's temperature, that of the draws. A small drafter is less sure than its target: a little sharper, it
 has more in common with it (docs/policies.md)."""
 
