@@ -131,6 +131,17 @@ def test_a_head_without_lm_head_gets_the_targets_rows(tmp_path: Path, engine: st
     assert not (tmp_path / "no").exists()
 
 
+def test_an_eagle3_head_of_several_layers_goes_where_it_is_run(tmp_path: Path) -> None:
+    head = saved(tmp_path / "head", Eagle3Config(**SHAPE, num_layers=2))
+    with pytest.raises(CheckpointError, match="has 2 layers, and SGLang runs EAGLE-3 heads of one"):
+        export_head(head, "sglang", tmp_path / "sglang")
+    assert not (tmp_path / "sglang").exists()
+    exported = export_head(head, "vllm", tmp_path / "vllm")
+    assert exported.notes[-1] == "Older versions of vLLM run EAGLE-3 heads of one layer only."
+    assert settings(tmp_path / "vllm")["num_hidden_layers"] == 2
+    assert load_head(tmp_path / "vllm").tensors.keys() == load_head(head).tensors.keys()
+
+
 def test_mistakes(tmp_path: Path) -> None:
     biased = saved(tmp_path / "biased", Eagle3Config(**SHAPE, qkv_bias=True))
     with pytest.raises(CheckpointError, match="biases in q, k and v"):

@@ -8,6 +8,7 @@ EAGLE-1/2, its lm_head. Where they differ from it and from each other is said he
 * SGLang's fc always has a bias, vLLM's never has one.
 * A reduced draft vocabulary of an EAGLE-1/2 head: SGLang reads target ids from a file of its own; vLLM scores the whole
   vocabulary. EAGLE-3 heads bring theirs along.
+* EAGLE-3 heads of several layers: vLLM names the layers after the first as we do, SGLang has none or others.
 * An EAGLE-3 head has an lm_head of its own for both: one that the target's scores gets a copy of its rows.
 """
 
@@ -77,6 +78,11 @@ def export_head(
 def _for_sglang(checkpoint: EagleCheckpoint | Eagle3Checkpoint, out: Path) -> Exported:
     algorithm, options = "EAGLE3", ""
     if isinstance(checkpoint, Eagle3Checkpoint):
+        if checkpoint.config.num_layers > 1:
+            raise CheckpointError(
+                f"{checkpoint.name} has {checkpoint.config.num_layers} layers, and SGLang runs EAGLE-3 heads of one; train "
+                "one of one layer"
+            )
         _save_eagle3(checkpoint, out, "LlamaForCausalLMEagle3")
     else:
         algorithm = "EAGLE"
@@ -100,6 +106,8 @@ def _for_vllm(checkpoint: EagleCheckpoint | Eagle3Checkpoint, out: Path) -> Expo
     method = "eagle3"
     if isinstance(checkpoint, Eagle3Checkpoint):
         _save_eagle3(checkpoint, out, "Eagle3LlamaForCausalLM")
+        if checkpoint.config.num_layers > 1:
+            notes.append("Older versions of vLLM run EAGLE-3 heads of one layer only.")
     else:
         method = "eagle"
         if checkpoint.tensors.get("fc.bias", np.zeros(1)).any():
