@@ -80,8 +80,8 @@ def _for_sglang(checkpoint: EagleCheckpoint | Eagle3Checkpoint, out: Path) -> Ex
     if isinstance(checkpoint, Eagle3Checkpoint):
         if checkpoint.config.num_layers > 1:
             raise CheckpointError(
-                f"{checkpoint.name} has {checkpoint.config.num_layers} layers, and SGLang runs EAGLE-3 heads of one; train "
-                "one of one layer"
+                f"{checkpoint.name} has {checkpoint.config.num_layers} layers, and SGLang runs EAGLE-3 heads of one; "
+                "train such a one"
             )
         _save_eagle3(checkpoint, out, "LlamaForCausalLMEagle3")
     else:
