@@ -140,6 +140,10 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
     data, one, two = tmp_path / "store", tmp_path / "one", tmp_path / "two"
     eyas("data", "answer", prompts, "--out", data, "--max-tokens", 16, "--engine", "transformers")
+    assert "is a file; --out is a directory" in eyas("data", "answer", prompts, "--out", prompts)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "no prompts in" in eyas("data", "answer", tmp_path / "empty.jsonl", "--out", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     few = ("--steps", 2, "--rows", 2, "--row-size", 32, "--layers", 2)
     eyas("train", data, "--out", one, *few)
     eyas("train", data, "--out", two, *few, "--init-from", one / "head", "--draft-vocab-size", 20)
@@ -160,6 +164,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "no checkpoint of a run, it lacks average" in eyas("train", data, "--out", tmp_path / "other")
     assert "num_layers is 2 there" in eyas("train", data, "--out", tmp_path / "x", "--init-from", two / "head")
     assert "is not a directory" in eyas("train", data, "--out", tmp_path / "x", "--init-from", tmp_path / "nowhere")
+    assert "is a file; --out is a directory" in eyas("train", data, "--out", prompts)
     assert "threads must be" in eyas("train", data, "--out", tmp_path / "x", "--threads", 0)
     assert "intermediate_size" in eyas("train", data, "--out", tmp_path / "x", "--intermediate-size", 0)
     assert "add --optimizer muon" in eyas("train", data, "--out", tmp_path / "x", "--matrix-learning-rate", 0.1)

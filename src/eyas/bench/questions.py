@@ -41,7 +41,7 @@ def load_questions(files: Sequence[Path], limit: int | None = None, *, first_tur
             message names file and line.
     """
     if not files:
-        raise InvalidInputError("no question file given; use --questions FILE")
+        raise InvalidInputError("no question file given; name files of JSON lines with 'turns'")
     stems = [file.stem for file in files]
     if repeated := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise InvalidInputError(f"two question files are called {repeated}; results are listed by that name")

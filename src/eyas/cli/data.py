@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from eyas.cli.options import ModelOptions, given, spread
+from eyas.cli.output import check_directory
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def answer_command(
 
     settings = AnswerSettings(**given(options))
     endpoint = elsewhere.make()
+    check_directory(out)
     chosen = read_prompts(prompts)[:limit]
+    if not chosen:
+        raise InvalidInputError(f"no prompts in {', '.join(map(str, prompts))}")
     replies = None if endpoint is None else _fetch(endpoint, chosen, out, settings)
     loaded = model.load({"eagle": 1, "eagle3": 4}[features])
     with _bar("answer" if replies is None else "features", "{task.fields[rate]:.0f} tokens/s") as bar:

@@ -1,10 +1,13 @@
-"""What commands print for scripts."""
+"""Where commands write, and what they print for scripts."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
+
+from eyas.errors import InvalidInputError
 
 
 def print_json(value: Any) -> None:
@@ -15,3 +18,9 @@ def print_json(value: Any) -> None:
     """
     narrow = not (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(value, ensure_ascii=narrow, allow_nan=False))
+
+
+def check_directory(out: Path) -> None:
+    """Refuse a directory to be that cannot be one before the work is done, not after."""
+    if out.exists() and not out.is_dir():
+        raise InvalidInputError(f"{out} is a file; --out is a directory here, choose another name")

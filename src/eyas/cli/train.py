@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from eyas.cli.models import tell
 from eyas.cli.options import given, notice, spread
+from eyas.cli.output import check_directory
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def train_command(
     share each batch."""
     from eyas.models import load_source
 
+    check_directory(out)
     if own_lm_head and kind != "eagle3":
         raise InvalidInputError("--own-lm-head is for EAGLE-3 heads; the target's lm_head scores an EAGLE-1/2 head")
     source = load_source(target, tell)
@@ -192,8 +194,10 @@ def _train_and_tell(trainer: Trainer, tensorboard: bool) -> None:
 
     board = TensorBoardLog(trainer.out / "tensorboard") if tensorboard else None
     size = trainer.head.config.draft_vocab_size
-    judged = size is not None and trainer.epochs.held_out()
-    if judged and (advice := vocabulary_advice(trainer.draft_coverage(), size or 0)):
+    held_out = trainer.epochs.held_out()
+    if not held_out:
+        notice("so few prompts leave none to measure with: the last head is kept, and gets no forecast")
+    if held_out and size is not None and (advice := vocabulary_advice(trainer.draft_coverage(), size)):
         notice(advice)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
