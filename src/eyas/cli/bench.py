@@ -12,6 +12,7 @@ from typer import Argument, Exit, Option
 
 from eyas.cli.bench_run import Part, Record, prepare, run
 from eyas.cli.options import DraftOptions, ModelOptions, SamplingOptions, spread
+from eyas.cli.output import check_writable
 from eyas.errors import InvalidInputError
 
 DEFAULT_METHODS = "none,chain,static,dynamic"
@@ -134,14 +135,6 @@ def print_summary(part: Part) -> None:
         console.print(table)
     for one in part.bench.skipped:
         print(f"skipped {one['file']} {one['question_id']}: {one['reason']}", file=sys.stderr)
-
-
-def check_writable(out: Path | None) -> None:
-    """Refuse a place that cannot be written before the work is done, not after."""
-    if out is None:
-        return
-    if out.is_dir() or not out.parent.is_dir():
-        raise InvalidInputError(f"cannot write {out}: {'a directory' if out.is_dir() else 'no such directory'}")
 
 
 def make_report(results: Sequence[Path], out: Path | None) -> None:

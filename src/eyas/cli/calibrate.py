@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from eyas.cli.options import DraftOptions, ModelOptions, notice, spread
+from eyas.cli.output import check_writable
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def calibrate_command(
 ) -> None:
     """Measure a head's confidence against what is accepted; fit a map, and see what it buys."""
     from eyas.bench.calibration_plots import load_calibration_results, write_calibration_plots
-    from eyas.cli.bench import check_writable
 
     if report is not None:
         data, out = load_calibration_results(report), report

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from eyas.cli.options import ModelOptions, given, spread
-from eyas.cli.output import check_directory
+from eyas.cli.output import check_directory, check_writable
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -181,7 +181,6 @@ def synthesize_command(
     as_json: Annotated[bool, Option("--json", help="Print the counts as one JSON object.")] = False,
 ) -> None:
     """Let the model write prompts itself, where you have none: its chat template up to the user's words, sampled on."""
-    from eyas.cli.bench import check_writable
     from eyas.train.synthesize import SynthesisSettings, synthesize
 
     settings = SynthesisSettings(**given(options))

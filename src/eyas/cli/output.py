@@ -20,6 +20,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=narrow, allow_nan=False))
 
 
+def check_writable(out: Path | None) -> None:
+    """Refuse a place that cannot be written before the work is done, not after."""
+    if out is None:
+        return
+    if out.is_dir() or not out.parent.is_dir():
+        raise InvalidInputError(f"cannot write {out}: {'a directory' if out.is_dir() else 'no such directory'}")
+
+
 def check_directory(out: Path) -> None:
     """Refuse a directory to be that cannot be one before the work is done, not after."""
     if out.exists() and not out.is_dir():

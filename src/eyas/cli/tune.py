@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from eyas.cli.options import ModelOptions, drafter_for, notice, spread
+from eyas.cli.output import check_writable
 from eyas.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ def tune_command(
     as_json: Annotated[bool, Option("--json", help="Print the profile as one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure what passes cost and what drafts bring on this machine; choose the fastest way to draft."""
-    from eyas.cli.bench import check_writable
     from eyas.forecast import FORECAST, Forecast
     from eyas.loading import head_directory
     from eyas.plan import DraftSettings
